@@ -1,0 +1,84 @@
+"""Where words go: results to standard output, notes to standard error; colour only on a terminal."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["console", "duration", "note", "say", "show_table", "use_utf8"]
+
+# Without a terminal there is no width to keep to; rich would fold tables at 80 columns.
+WIDE = 240
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on the stream as it is now (tests put others in its place).
+
+    >>> console().stderr
+    False
+    """
+    made = Console(stderr=stderr, highlight=False)
+    return made if made.is_terminal else Console(stderr=stderr, highlight=False, width=WIDE)
+
+
+def say(text: str = "", style: str = "") -> None:
+    """One line of results; never folded, so that a path can be copied.
+
+    >>> say("model  runs/x/model.safetensors")
+    model  runs/x/model.safetensors
+    """
+    console().print(Text(text, style=style), soft_wrap=True)
+
+
+def note(text: str, style: str = "") -> None:
+    """One line for the person, on standard error.
+
+    >>> note("reading from the keyboard")
+    """
+    console(stderr=True).print(Text(text, style=style), soft_wrap=True)
+
+
+def show_table(rows: Sequence[Mapping[str, str]], *, right: Iterable[str] = ()) -> None:
+    """Rows with the same keys, which become the heading; columns named in ``right`` are right-aligned.
+
+    >>> show_table([{"metric": "CER", "value": "0.2"}])
+     metric   value
+    ────────────────
+     CER      0.2
+    """
+    if not rows:
+        return
+    from rich import box
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=True)
+    for name in rows[0]:
+        table.add_column(name, justify="right" if name in set(right) else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(value)) for value in row.values()))
+    console().print(table)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as ``m:ss`` or ``h:mm:ss``.
+
+    >>> duration(61.2), duration(3600)
+    ('1:01', '1:00:00')
+    """
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def use_utf8() -> None:
+    """Write text to standard output as UTF-8, which is how it is read, whatever the locale says.
+
+    >>> use_utf8()
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")

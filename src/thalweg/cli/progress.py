@@ -1,0 +1,156 @@
+"""Progress of long work: a bar with rate and time left on a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.text import Text
+
+from thalweg.cli.output import console, duration
+
+__all__ = ["Display", "metrics_line"]
+
+# A step can take a millisecond; a bar that is moved more often than this only costs time.
+SHORTEST = 0.1
+
+NAMES = {"cer": "CER", "wer": "WER", "bleu": "BLEU"}
+
+
+def metrics_line(metrics: Mapping[str, float], *, phones: bool = False) -> str:
+    """Metrics as a person writes them; the symbol error rate of phones is called PER.
+
+    >>> metrics_line({"accuracy": 0.5, "cer": 0.25, "bleu": 40.123}, phones=True)
+    'accuracy 0.5000  PER 0.2500  BLEU 40.12'
+    """
+    names = {**NAMES, "cer": "PER"} if phones else NAMES
+    return "  ".join(
+        f"{names.get(key, key)} {value:.2f}" if key == "bleu" else f"{names.get(key, key)} {value:.4f}"
+        for key, value in metrics.items()
+    )
+
+
+class _Rate(ProgressColumn):
+    """Pairs or words a second, and the time that the bar still needs."""
+
+    def render(self, task: Task) -> Text:
+        if not task.speed:
+            return Text("")
+        left = task.time_remaining
+        rate = task.speed * task.fields["each"]
+        ending = f", {duration(left)} left" if left is not None else ""
+        return Text(f"{rate:,.0f} {task.fields['unit']}/s{ending}")
+
+
+class Display:
+    """Shows the events of training and evaluation on standard error; use it as a context and as the listener.
+
+    Args:
+        guessed: sides (``source``, ``target``) whose symbols were guessed rather than set.
+
+    Attributes:
+        interrupted: whether Ctrl-C ended a run.
+        phones: whether the target symbols are spaced.
+
+    >>> with Display() as display:
+    ...     display({"event": "interrupted", "epoch": 1, "step": 7})
+    >>> display.interrupted
+    True
+    """
+
+    def __init__(self, *, guessed: Collection[str] = ()):
+        self.guessed, self.interrupted, self.phones = guessed, False, False
+        self._console = console(stderr=True)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._shown = ("", 0)
+        self._moved = 0.0
+        self._epochs = self._pairs = 0
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                _Rate(),
+                console=self._console,
+                transient=True,
+                refresh_per_second=5,
+            )
+
+    def __enter__(self) -> Display:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Show one event; kinds that are not known are passed over unless they carry a ``message``."""
+        match event["event"]:
+            case "start":
+                self._start(event)
+            case "step":
+                each = self._pairs / event["batches"] if self._pairs else 1.0
+                label = f"epoch {event['epoch']}/{self._epochs or '?'}"
+                self._move(label, event["batch"], event["batches"], each=each, unit="pairs")
+            case "epoch":
+                self._epoch(event)
+            case "predicted":
+                self._move("predicting", event["done"], event["of"], each=1.0, unit="words")
+            case "interrupted":
+                self.interrupted = True
+            case _:
+                if "message" in event:
+                    self._line(str(event["message"]))
+
+    def _start(self, event: dict[str, Any]) -> None:
+        self._epochs, self._pairs = event.get("epochs", 0), event["train"]["pairs"]
+        self.phones = str(event["target"]["symbols"]).startswith("spaced")
+        for split in ("train", "dev"):
+            self._line(f"{split:<7} {event[split]['summary']}")
+        for side in ("source", "target"):
+            setting = f" (guessed; {side}_symbols=... sets them)" if side in self.guessed else ""
+            self._line(f"{side:<7} {event[side]['symbols']}, {event[side]['size']} symbols{setting}")
+        resumed = ", resumed" if event.get("resumed") else ""
+        self._line(f"model   {event['parameters']:,} parameters on {event['device']}{resumed}")
+
+    def _epoch(self, event: dict[str, Any]) -> None:
+        epoch = event["epoch"]
+        parts = [
+            f"epoch {epoch:>{len(str(self._epochs))}}/{self._epochs or '?'}",
+            f"loss {event['loss']:.4f}",
+        ]
+        parts.append("dev " + metrics_line(event["dev"], phones=self.phones))
+        if "pairs_per_second" in event:
+            parts.append(f"{event['pairs_per_second']:,.0f} pairs/s")
+        parts.append(f"{duration(event['seconds'])} so far")
+        if self._epochs > epoch:
+            parts.append(f"{duration(event['seconds'] / epoch * (self._epochs - epoch))} left")
+        if event["best"]:
+            parts.append("best")
+        self._line("  ".join(parts), style="bold" if event["best"] else "")
+
+    def _line(self, text: str, style: str = "") -> None:
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+    def _move(self, label: str, done: int, total: int, *, each: float, unit: str) -> None:
+        if self._bar is None:
+            return
+        now = time.monotonic()
+        if self._shown != (label, total) or self._task is None:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            # A resumed epoch starts in its middle: what was done before says nothing about the rate.
+            self._task = self._bar.add_task(label, total=total, completed=done - 1, each=each, unit=unit)
+            self._shown = (label, total)
+        elif now - self._moved < SHORTEST and done < total:
+            return
+        self._moved = now
+        self._bar.update(self._task, completed=done)

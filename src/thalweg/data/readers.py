@@ -1,0 +1,272 @@
+"""Readers of text files: pairs for training and evaluation, sources for prediction."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from thalweg.errors import DataError
+
+__all__ = ["Pair", "PairFile", "read_pairs", "read_sources"]
+
+GZIP = b"\x1f\x8b"
+BOM = b"\xef\xbb\xbf"
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A source and its target, and the line of the file (from 1) where they stand.
+
+    >>> Pair("cat", "K AE T", 1).target
+    'K AE T'
+    """
+
+    source: str
+    target: str
+    line: int
+
+
+@dataclass(frozen=True)
+class PairFile:
+    """The pairs of one file, in order; nothing is dropped.
+
+    >>> file = PairFile("x.tsv", (Pair("a", "1", 1), Pair("a", "2", 2), Pair("a", "1", 3)))
+    >>> file.duplicates, file.ambiguous
+    (1, 1)
+    """
+
+    path: str
+    pairs: tuple[Pair, ...]
+
+    @cached_property
+    def duplicates(self) -> int:
+        """Pairs that repeat an earlier pair exactly.
+
+        >>> read_pairs("x.tsv", text="a\\tb\\na\\tb\\na\\tb\\n").duplicates
+        2
+        """
+        return len(self.pairs) - len({(pair.source, pair.target) for pair in self.pairs})
+
+    @cached_property
+    def ambiguous(self) -> int:
+        """Sources that occur with several distinct targets.
+
+        >>> read_pairs("x.tsv", text="a\\tb\\na\\tc\\nd\\te\\n").ambiguous
+        1
+        """
+        return sum(len(targets) > 1 for targets in self.references().values())
+
+    def sources(self) -> tuple[str, ...]:
+        """The first column.
+
+        >>> read_pairs("x.tsv", text="a\\tb\\n").sources()
+        ('a',)
+        """
+        return tuple(pair.source for pair in self.pairs)
+
+    def targets(self) -> tuple[str, ...]:
+        """The second column.
+
+        >>> read_pairs("x.tsv", text="a\\tb\\n").targets()
+        ('b',)
+        """
+        return tuple(pair.target for pair in self.pairs)
+
+    def references(self) -> dict[str, tuple[str, ...]]:
+        """For each distinct source its distinct targets, both in the order of the file.
+
+        >>> read_pairs("x.tsv", text="a\\tb\\na\\tc\\nd\\te\\n").references()
+        {'a': ('b', 'c'), 'd': ('e',)}
+        """
+        grouped: dict[str, dict[str, None]] = {}
+        for pair in self.pairs:
+            grouped.setdefault(pair.source, {})[pair.target] = None
+        return {source: tuple(targets) for source, targets in grouped.items()}
+
+    def summary(self) -> str:
+        """One line for people.
+
+        >>> read_pairs("x.tsv", text="a\\tb\\na\\tc\\n").summary()
+        'x.tsv: 2 pairs, 0 duplicates, 1 source with several targets'
+        """
+
+        def count(n: int, noun: str) -> str:
+            return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+        return (
+            f"{self.path}: {count(len(self.pairs), 'pair')}, {count(self.duplicates, 'duplicate')}, "
+            f"{count(self.ambiguous, 'source')} with several targets"
+        )
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+
+def read_pairs(path: str | Path, *, text: str | None = None) -> PairFile:
+    """Read lines of source, tab, target.
+
+    UTF-8, with or without byte order mark; LF or CRLF; gzip is recognised by its content; no line is
+    a comment. White space around a field is dropped. Empty lines at the end of the file are passed over.
+    A missing or extra column, an empty field, an empty line between others, invalid UTF-8, a file that is
+    empty, absent, a folder or cut short is a ``DataError`` with file and line.
+
+    Args:
+        path: the file, or ``-`` for standard input.
+        text: read this instead of the file; ``path`` then only names it in messages.
+
+    >>> read_pairs("names.tsv", text="cat\\tK AE T\\n").pairs
+    (Pair(source='cat', target='K AE T', line=1),)
+    """
+    name = _name(path)
+    if text is not None:
+        lines = _decode(io.BytesIO(text.encode("utf-8")), name)
+        return _pairs(name, lines)
+    _check(path, name)
+    with _open(path, name) as stream:
+        return _pairs(name, _decode(stream, name))
+
+
+def read_sources(path: str | Path) -> Iterator[tuple[int, str]]:
+    """The first column of a file and its line numbers (from 1), one line at a time as they arrive.
+
+    An empty line gives ``""``, so that answers stay beside their lines. Encodings are those of
+    :func:`read_pairs`; that a file is absent is said at once, a broken line when it is reached.
+
+    Args:
+        path: the file, or ``-`` for standard input.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "words.txt")
+    ...     _ = file.write_text("cat\\tK AE T\\ndog\\n")
+    ...     list(read_sources(file))
+    [(1, 'cat'), (2, 'dog')]
+    """
+    name = _name(path)
+    _check(path, name)
+
+    def lines() -> Iterator[tuple[int, str]]:
+        with _open(path, name) as stream:
+            for number, line in _decode(stream, name):
+                yield number, line.partition("\t")[0].strip()
+
+    return lines()
+
+
+def _pairs(name: str, lines: Iterator[tuple[int, str]]) -> PairFile:
+    pairs: list[Pair] = []
+    blank = 0
+    for number, line in lines:
+        if not line.strip() and "\t" not in line:
+            blank = blank or number
+            continue
+        if blank:
+            raise DataError(
+                f"{name}:{blank}: expected source, tab, target, got an empty line; delete the line"
+            )
+        pairs.append(_pair(name, number, line))
+    if not pairs:
+        raise DataError(
+            f"{name}: expected lines of source, tab, target, got an empty file; give a file with pairs"
+        )
+    return PairFile(name, tuple(pairs))
+
+
+def _pair(name: str, number: int, line: str) -> Pair:
+    fields = [field.strip() for field in line.split("\t")]
+    if len(fields) != 2:
+        shown = line if len(line) <= 60 else line[:57] + "..."
+        remedy = (
+            "put one tab between them" if len(fields) == 1 else "keep the first two or remove the extra tab"
+        )
+        raise DataError(
+            f"{name}:{number}: expected 2 columns (source, tab, target), "
+            f"got {len(fields)} in {shown!r}; {remedy}"
+        )
+    for column, field in zip(("source", "target"), fields, strict=True):
+        if not field:
+            raise DataError(
+                f"{name}:{number}: expected a {column}, got an empty field; fill it in or delete the line"
+            )
+    return Pair(fields[0], fields[1], number)
+
+
+def _decode(stream: BinaryIO, name: str) -> Iterator[tuple[int, str]]:
+    """Number and decode the lines; only LF and CRLF end a line (``str.splitlines`` knows a dozen others)."""
+    number = 0
+    try:
+        for number, raw in enumerate(stream, 1):
+            if number == 1:
+                if raw.startswith(UTF16):
+                    raise DataError(f"{name}:1: expected UTF-8, got UTF-16; save the file as UTF-8")
+                raw = raw.removeprefix(BOM)
+            try:
+                line = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+            except UnicodeDecodeError as error:
+                bad = error.object[error.start]
+                raise DataError(
+                    f"{name}:{number}: expected UTF-8, got byte 0x{bad:02x} at byte {error.start + 1} of the "
+                    "line; save the file as UTF-8"
+                ) from None
+            if "\r" in line:
+                raise DataError(
+                    f"{name}:{number}: expected lines that end with LF or CRLF, got a carriage return inside "
+                    "a line; convert the line ends"
+                )
+            yield number, line
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            f"{name}:{number + 1}: expected a whole gzip file, got one that is cut short or damaged "
+            f"({error}); copy it again"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{name}:{number + 1}: cannot be read ({error.strerror or error})") from None
+
+
+def _name(path: str | Path) -> str:
+    return "<stdin>" if str(path) == "-" else str(path)
+
+
+def _check(path: str | Path, name: str) -> None:
+    if name == "<stdin>":
+        return
+    if not Path(path).exists():
+        raise DataError(f"{name}: expected a text file, got no such file; check the path")
+    if Path(path).is_dir():
+        raise DataError(f"{name}: expected a text file, got a folder; name a file in it")
+
+
+@contextmanager
+def _open(path: str | Path, name: str) -> Iterator[BinaryIO]:
+    """The bytes of a file, unpacked if they are gzip; standard input is left open."""
+    if name == "<stdin>":
+        raw: Any = sys.stdin.buffer  # whatever a caller put in its place may lack `peek`
+        buffered = raw if hasattr(raw, "peek") else io.BufferedReader(raw)
+        try:
+            yield _unpack(buffered)
+        finally:
+            if buffered is not raw:
+                buffered.detach()  # else the wrapper closes standard input when it is collected
+        return
+    try:
+        file = Path(path).open("rb")  # noqa: SIM115 (a `with` here would catch the reader's errors as well)
+    except OSError as error:
+        raise DataError(
+            f"{name}: cannot be opened ({error.strerror or error}); check its permissions"
+        ) from None
+    with file:
+        yield _unpack(file)
+
+
+def _unpack(stream: io.BufferedReader) -> BinaryIO:
+    packed = stream.peek(2)[:2] == GZIP
+    return cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if packed else stream

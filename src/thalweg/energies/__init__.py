@@ -1,0 +1,5 @@
+"""Models that give an energy E(x, y): low for good answers."""
+
+from thalweg.energies.seq2seq import Seq2Seq, Seq2SeqConfig
+
+__all__ = ["Seq2Seq", "Seq2SeqConfig"]

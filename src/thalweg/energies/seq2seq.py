@@ -1,0 +1,284 @@
+"""Recurrent encoder-decoders: the energy of a target sequence given a source sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from thalweg.errors import ConfigError, nearest
+from thalweg.layers.attention import Attention
+from thalweg.layers.padded import Padded
+from thalweg.layers.recurrent import Cell, Recurrent
+
+__all__ = ["Memory", "Seq2Seq", "Seq2SeqConfig", "Seq2SeqState"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqConfig:
+    """Shape of a recurrent encoder-decoder.
+
+    Attributes:
+        cell: ``lstm``, ``gru`` (reset after the matrix) or ``gru-reset-before``.
+        embedding: width of symbol vectors.
+        hidden: width of the decoder state and of each encoder direction.
+        encoder_layers, decoder_layers: depth of each side.
+        bidirectional: encoder reads from both ends.
+        attention: ``none``, ``dot``, ``general`` or ``additive``.
+        dropout: probability, on embeddings, between layers, and before the output.
+        reverse_source: read the source last symbol first.
+        tied: the output matrix is the target embedding matrix.
+
+    >>> Seq2SeqConfig(hidden=64).attention
+    'additive'
+    """
+
+    cell: Cell = "lstm"
+    embedding: int = 128
+    hidden: int = 128
+    encoder_layers: int = 1
+    decoder_layers: int = 1
+    bidirectional: bool = True
+    attention: Literal["none", "dot", "general", "additive"] = "additive"
+    dropout: float = 0.2
+    reverse_source: bool = False
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("embedding", "hidden", "encoder_layers", "decoder_layers"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"model.dropout must be in [0, 1), got {self.dropout}")
+        for name, choices in (
+            ("cell", get_args(Cell)),
+            ("attention", ("none", "dot", "general", "additive")),
+        ):
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigError(f"model.{name} `{value}` is not known; {nearest(value, choices)}")
+
+
+class Memory(NamedTuple):
+    """What the decoder reads of B sources: values ``(B, S, M)``, keys ``(B, S, H)``, mask ``(B, S)``."""
+
+    values: Tensor
+    keys: Tensor
+    mask: Tensor
+
+    def rows(self, index: Tensor) -> Memory:
+        """The memories of the given rows, repeated or dropped as asked."""
+        return Memory(*(part[index] for part in self))
+
+
+@dataclass(frozen=True)
+class Seq2SeqState:
+    """Where R partial targets stand: recurrent state, their source rows, and the memory laid out for them."""
+
+    hidden: tuple[Tensor, ...]
+    items: Tensor
+    sources: Memory | None
+    memory: Memory | None
+
+
+class Seq2Seq(nn.Module):
+    r"""E(x, y) = -log p(y | x) of a recurrent encoder-decoder (Sutskever et al., 2014; Luong et al., 2015).
+
+    .. math:: \log p(y \mid x) = \sum_t \log \mathrm{softmax}(W o_t)_{y_t}, \quad
+              o_t = \tanh(V [h_t; c_t]), \quad h_t = f(y_{t-1}, h_{t-1})
+
+    ``c_t`` is the attention's reading of the encoder outputs at ``h_t``; without attention ``o_t = h_t``. Attention
+    does not feed back into the recurrence, so that a known target needs one recurrent call. The decoder starts from
+    the encoder's final state, mapped by a linear layer where the shapes differ.
+
+    Implements :class:`thalweg.inference.Autoregressive`; ``inputs`` of :meth:`begin` is a :class:`Padded` source.
+
+    Args:
+        config: the shape.
+        source_size, target_size: numbers of symbols, special ones included.
+        unk, pad, bos, eos: ids of the special symbols on both sides; only eos is ever produced.
+
+    >>> model = Seq2Seq(Seq2SeqConfig(hidden=8, embedding=8), source_size=10, target_size=12)
+    >>> source = Padded(torch.tensor([[4, 5, 6]]), torch.tensor([3]), torch.ones(1, 3, dtype=torch.bool))
+    >>> target = Padded(torch.tensor([[4, 3]]), torch.tensor([2]), torch.ones(1, 2, dtype=torch.bool))
+    >>> model(source, target).shape, model.energy(source, target).shape
+    (torch.Size([1, 2, 12]), torch.Size([1]))
+    """
+
+    def __init__(
+        self,
+        config: Seq2SeqConfig,
+        *,
+        source_size: int,
+        target_size: int,
+        unk: int = 0,
+        pad: int = 1,
+        bos: int = 2,
+        eos: int = 3,
+    ):
+        super().__init__()
+        self.config, self.vocab_size = config, target_size
+        self.unk, self.pad, self.bos, self.eos = unk, pad, bos, eos
+        self.source_embedding = nn.Embedding(source_size, config.embedding, padding_idx=pad)
+        self.target_embedding = nn.Embedding(target_size, config.embedding, padding_idx=pad)
+        shape = {"hidden": config.hidden, "dropout": config.dropout}
+        self.encoder = Recurrent(
+            config.cell,
+            config.embedding,
+            layers=config.encoder_layers,
+            bidirectional=config.bidirectional,
+            **shape,
+        )
+        self.decoder = Recurrent(config.cell, config.embedding, layers=config.decoder_layers, **shape)
+        self.bridge = self._build_bridge(config)
+        width = config.hidden
+        if config.attention != "none":
+            # The dot product needs one width: both directions are added, as Luong-style decoders commonly do.
+            self.folded = config.attention == "dot" and config.bidirectional
+            memory = config.hidden if self.folded else self.encoder.width
+            self.attention = Attention(config.attention, queries=config.hidden, memory=memory)
+            width = config.embedding if config.tied else config.hidden
+            self.combine: nn.Module | None = nn.Linear(config.hidden + memory, width)
+        else:
+            needs_map = config.tied and config.embedding != config.hidden
+            self.combine = nn.Linear(config.hidden, config.embedding) if needs_map else None
+            width = config.embedding if needs_map else width
+        self.output = nn.Linear(width, target_size)
+        if config.tied:
+            # Rows of unit expected norm keep the first logits small when the matrix serves as output too.
+            nn.init.normal_(self.target_embedding.weight, std=config.embedding**-0.5)
+            with torch.no_grad():
+                self.target_embedding.weight[pad].zero_()
+            self.output.weight = self.target_embedding.weight
+        self.dropout = nn.Dropout(config.dropout)
+        never = torch.zeros(target_size)
+        never[[pad, bos]] = -torch.inf
+        self.register_buffer("never", never, persistent=False)
+
+    @staticmethod
+    def _build_bridge(config: Seq2SeqConfig) -> nn.ModuleList | None:
+        directions = 2 if config.bidirectional else 1
+        if directions == 1 and config.encoder_layers == config.decoder_layers:
+            return None
+        parts = 2 if config.cell == "lstm" else 1
+        inputs = config.encoder_layers * directions * config.hidden
+        return nn.ModuleList(nn.Linear(inputs, config.decoder_layers * config.hidden) for _ in range(parts))
+
+    def encode(self, source: Padded) -> tuple[Memory | None, tuple[Tensor, ...]]:
+        """Memory of the sources (none without attention) and the decoder's first state ``(L, B, H)`` each."""
+        tokens, lengths, mask = source
+        if self.config.reverse_source:
+            # Each row is turned within its own length; padding stays at the end.
+            turned = (
+                lengths.to(tokens.device)[:, None] - 1 - torch.arange(tokens.size(1), device=tokens.device)
+            )
+            tokens = tokens.gather(1, torch.where(turned >= 0, turned, turned + tokens.size(1)))
+        x = self.dropout(self.source_embedding(tokens))
+        outputs, final = self.encoder(x, lengths=lengths, mask=mask)
+        if self.bridge is not None:
+            L, H = self.config.decoder_layers, self.config.hidden
+            flat = [part.transpose(0, 1).flatten(1) for part in final]
+            mapped = [bridge(part) for bridge, part in zip(self.bridge, flat, strict=True)]
+            # A cell state is unbounded, a hidden state lives in (-1, 1).
+            mapped[0] = torch.tanh(mapped[0])
+            final = tuple(part.view(-1, L, H).transpose(0, 1).contiguous() for part in mapped)
+        if self.config.attention == "none":
+            return None, final
+        values = self.dropout(outputs)
+        if self.folded:
+            values = values[..., : self.config.hidden] + values[..., self.config.hidden :]
+        return Memory(values, self.attention.keys(values), mask), final
+
+    def _logits(self, states: Tensor, memory: Memory | None) -> tuple[Tensor, Tensor | None]:
+        """Decoder states ``(B, T, H)`` -> logits ``(B, T, V)``, -inf where no symbol may stand, and weights."""
+        weights = None
+        if memory is not None:
+            assert self.combine is not None
+            context, weights = self.attention(states, memory.values, memory.keys, memory.mask)
+            states = torch.tanh(self.combine(torch.cat((states, context), dim=2)))
+        elif self.combine is not None:
+            states = self.combine(states)
+        return self.output(self.dropout(states)) + self.never, weights
+
+    def forward(self, source: Padded, target: Padded, *, teacher_forcing: float = 1.0) -> Tensor:
+        """Logits ``(B, T, V)`` of each target position.
+
+        Each position is fed the true previous symbol with probability ``teacher_forcing``, otherwise the model's own
+        best guess. At 1 the target is one recurrent call; below, T steps. Coins come from torch's global generator.
+        """
+        memory, state = self.encode(source)
+        if teacher_forcing >= 1:
+            return self._forced(target, memory, state)[0]
+        B, T = target.tokens.shape
+        coins = torch.rand(B, T, device=target.tokens.device) < teacher_forcing
+        tokens = target.tokens.new_full((B,), self.bos)
+        logits: list[Tensor] = []
+        for t in range(T):
+            x = self.dropout(self.target_embedding(tokens))
+            hidden, state = self.decoder.step(x, state)
+            logits.append(self._logits(hidden.unsqueeze(1), memory)[0].squeeze(1))
+            tokens = torch.where(coins[:, t], target.tokens[:, t], logits[-1].detach().argmax(dim=1))
+        return torch.stack(logits, dim=1)
+
+    def _forced(
+        self, target: Padded, memory: Memory | None, state: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        first = target.tokens.new_full((target.size, 1), self.bos)
+        x = self.dropout(self.target_embedding(torch.cat((first, target.tokens[:, :-1]), dim=1)))
+        states, _ = self.decoder(x, state)
+        return self._logits(states, memory)
+
+    def log_prob(self, source: Padded, target: Padded) -> Tensor:
+        """``(B,)`` log p(y | x); targets end with eos. A target with an unknown symbol has probability 0."""
+        log_probs = self._normalise(self(source, target))
+        chosen = log_probs.gather(2, target.tokens.unsqueeze(2)).squeeze(2)
+        return chosen.masked_fill(~target.mask, 0.0).sum(dim=1)
+
+    def energy(self, source: Padded, target: Padded) -> Tensor:
+        """``(B,)`` E(x, y) = -log p(y | x)."""
+        return -self.log_prob(source, target)
+
+    def attention_weights(self, source: Padded, target: Padded) -> Tensor | None:
+        """``(B, T, S)`` where each target position looked, or None without attention; eval mode is the caller's."""
+        memory, state = self.encode(source)
+        weights = self._forced(target, memory, state)[1]
+        if weights is None or not self.config.reverse_source:
+            return weights
+        turned = (
+            source.lengths.to(weights.device)[:, None]
+            - 1
+            - torch.arange(weights.size(2), device=weights.device)
+        )
+        index = torch.where(turned >= 0, turned, turned + weights.size(2))
+        return weights.gather(2, index.unsqueeze(1).expand_as(weights))
+
+    def _normalise(self, logits: Tensor) -> Tensor:
+        # The unknown symbol is a reading aid, never an answer: it takes no probability at prediction.
+        barred = torch.zeros_like(self.never)
+        barred[self.unk] = -torch.inf
+        return (logits + barred).log_softmax(dim=-1)
+
+    def begin(self, inputs: Padded) -> Seq2SeqState:
+        """Start B targets, one per source."""
+        memory, hidden = self.encode(inputs)
+        items = torch.arange(inputs.size, device=inputs.tokens.device)
+        return Seq2SeqState(hidden, items, memory, memory)
+
+    def step(self, tokens: Tensor, state: Seq2SeqState) -> tuple[Tensor, Seq2SeqState]:
+        """Feed ``tokens (R,)``; log-probabilities ``(R, V)`` of the next symbols and the new state."""
+        output, hidden = self.decoder.step(self.dropout(self.target_embedding(tokens)), state.hidden)
+        logits, _ = self._logits(output.unsqueeze(1), state.memory)
+        return self._normalise(logits.squeeze(1)), Seq2SeqState(
+            hidden, state.items, state.sources, state.memory
+        )
+
+    def select(self, state: Seq2SeqState, rows: Tensor) -> Seq2SeqState:
+        """Reorder, repeat or drop rows. The memory is laid out anew only when rows change their source."""
+        hidden = tuple(part[:, rows] for part in state.hidden)
+        items = state.items[rows]
+        memory = state.memory
+        if state.sources is not None and not torch.equal(items, state.items):
+            memory = state.sources.rows(items)
+        return Seq2SeqState(hidden, items, state.sources, memory)

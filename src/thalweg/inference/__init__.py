@@ -1,0 +1,25 @@
+"""What is the answer? Search over autoregressive energies: greedy, beam and sampling behind one protocol.
+
+>>> import torch
+>>> from thalweg.inference import TableModel, greedy
+>>> coin = TableModel.markov([[0.4, 0.6], [0.1, 0.9]], bos=0, eos=1, logarithms=False)
+>>> greedy(coin, torch.zeros(1, dtype=torch.long), max_length=5).finished
+tensor([[True]])
+"""
+
+from __future__ import annotations
+
+from thalweg.inference.beam import Allowed, beam_search
+from thalweg.inference.hypotheses import Autoregressive, Hypotheses
+from thalweg.inference.search import greedy, sample_sequences
+from thalweg.inference.table import TableModel
+
+__all__ = [
+    "Allowed",
+    "Autoregressive",
+    "Hypotheses",
+    "TableModel",
+    "beam_search",
+    "greedy",
+    "sample_sequences",
+]

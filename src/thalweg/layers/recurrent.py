@@ -1,0 +1,205 @@
+"""Recurrent stacks: LSTM and GRU, run over whole sequences or one step at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from thalweg.errors import ConfigError, ShapeError, nearest
+
+__all__ = ["Cell", "Recurrent", "ResetBeforeGRU"]
+
+Cell = Literal["lstm", "gru", "gru-reset-before"]
+"""Kinds of cell; ``gru`` applies the reset gate after the recurrent matrix (torch), ``gru-reset-before`` before it."""
+
+
+class ResetBeforeGRU(nn.Module):
+    r"""GRU layers whose reset gate acts before the recurrent matrix (Cho et al., 2014).
+
+    .. math::
+        i_f = \sigma(W_f x + U_f h), \quad i_o = \sigma(W_o x + U_o h), \quad
+        \tilde h = \tanh(W x + U (i_f \odot h) + b), \quad h' = i_o \odot h + (1 - i_o) \odot \tilde h
+
+    Torch's own GRU computes :math:`i_f \odot (U h)` instead, which one matrix product can serve; here the candidate
+    waits for the gates, two products a step. The projections of all inputs are one product.
+
+    >>> layer = ResetBeforeGRU(3, 4)
+    >>> outputs, final = layer(torch.zeros(2, 5, 3))
+    >>> outputs.shape, final.shape
+    (torch.Size([2, 5, 4]), torch.Size([1, 2, 4]))
+    """
+
+    def __init__(
+        self, inputs: int, hidden: int, *, layers: int = 1, bidirectional: bool = False, dropout: float = 0.0
+    ):
+        super().__init__()
+        self.hidden, self.layers, self.directions = hidden, layers, 2 if bidirectional else 1
+        self.dropout = nn.Dropout(dropout)
+        bound = 1 / math.sqrt(hidden)
+        for name, rows, columns in self._parameter_shapes(inputs):
+            shape = (rows, columns) if columns else (rows,)
+            self.register_parameter(name, nn.Parameter(torch.empty(shape).uniform_(-bound, bound)))
+
+    def _parameter_shapes(self, inputs: int) -> list[tuple[str, int, int]]:
+        H = self.hidden
+        shapes = []
+        for layer in range(self.layers):
+            width = inputs if layer == 0 else H * self.directions
+            for direction in range(self.directions):
+                end = f"{layer}_{direction}"
+                shapes += [(f"input_{end}", 3 * H, width), (f"gates_{end}", 2 * H, H)]
+                shapes += [(f"candidate_{end}", H, H), (f"bias_{end}", 3 * H, 0)]
+        return shapes
+
+    def cell(self, projected: Tensor, hidden: Tensor, end: str) -> Tensor:
+        """One step of layer and direction ``end``: ``projected (B, 3H)`` inputs, ``hidden (B, H)`` -> ``(B, H)``."""
+        H = self.hidden
+        gates = torch.sigmoid(projected[:, : 2 * H] + hidden @ getattr(self, f"gates_{end}").t())
+        reset, keep = gates.chunk(2, dim=1)
+        candidate = torch.tanh(
+            projected[:, 2 * H :] + (reset * hidden) @ getattr(self, f"candidate_{end}").t()
+        )
+        return candidate + keep * (hidden - candidate)
+
+    def project(self, x: Tensor, end: str) -> Tensor:
+        """``W x + b`` for gates and candidate, over any leading shape."""
+        return nn.functional.linear(x, getattr(self, f"input_{end}"), getattr(self, f"bias_{end}"))
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """``x (B, T, D)``, ``state (L, B, H)``, ``mask (B, T)`` -> outputs ``(B, T, H * directions)``, final state.
+
+        Where the mask is false the state stands still, so that the final state is that of the last real position
+        (of the first one, for the backward direction).
+        """
+        finals = []
+        for layer in range(self.layers):
+            if layer:
+                x = self.dropout(x)
+            sides = []
+            for direction in range(self.directions):
+                end, index = f"{layer}_{direction}", layer * self.directions + direction
+                projected = self.project(x, end)
+                hidden = x.new_zeros(x.size(0), self.hidden) if state is None else state[index]
+                outputs: list[Tensor] = []
+                steps = range(x.size(1)) if direction == 0 else range(x.size(1) - 1, -1, -1)
+                for t in steps:
+                    new = self.cell(projected[:, t], hidden, end)
+                    hidden = new if mask is None else torch.where(mask[:, t, None], new, hidden)
+                    outputs.append(hidden)
+                sides.append(torch.stack(outputs if direction == 0 else outputs[::-1], dim=1))
+                finals.append(hidden)
+            x = torch.cat(sides, dim=2) if self.directions == 2 else sides[0]
+        return x, torch.stack(finals)
+
+
+class Recurrent(nn.Module):
+    """A stack of recurrent layers of one kind of cell.
+
+    Whole sequences go through torch's fused kernels in one call; :meth:`step` advances one position with the same
+    parameters, for decoding. The state is a tuple of ``(layers * directions, B, H)`` tensors: ``(h, c)`` for LSTM,
+    ``(h,)`` for GRU.
+
+    Args:
+        cell: ``lstm``, ``gru`` or ``gru-reset-before``.
+        inputs: width D of the inputs.
+        hidden: width H of the state, per direction.
+        layers: number of layers.
+        bidirectional: also run from the end; outputs are then 2H wide.
+        dropout: between layers.
+
+    >>> stack = Recurrent("lstm", 3, 4, layers=2)
+    >>> outputs, state = stack(torch.zeros(2, 5, 3))
+    >>> outputs.shape, len(state), state[0].shape
+    (torch.Size([2, 5, 4]), 2, torch.Size([2, 2, 4]))
+    >>> output, state = stack.step(torch.zeros(2, 3), state)
+    >>> output.shape
+    torch.Size([2, 4])
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        inputs: int,
+        hidden: int,
+        *,
+        layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        if cell not in get_args(Cell):
+            raise ConfigError(f"cell `{cell}` is not known; {nearest(cell, get_args(Cell))}")
+        self.cell, self.layers, self.bidirectional = cell, layers, bidirectional
+        self.width = hidden * (2 if bidirectional else 1)
+        between = dropout if layers > 1 else 0.0
+        if cell == "gru-reset-before":
+            self.core: nn.Module = ResetBeforeGRU(
+                inputs, hidden, layers=layers, bidirectional=bidirectional, dropout=between
+            )
+        else:
+            kind = nn.LSTM if cell == "lstm" else nn.GRU
+            self.core = kind(
+                inputs, hidden, layers, batch_first=True, bidirectional=bidirectional, dropout=between
+            )
+        self.between = nn.Dropout(between)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: tuple[Tensor, ...] | None = None,
+        *,
+        lengths: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Run over ``x (B, T, D)``; ``lengths (B,)`` and ``mask (B, T)`` say where the sequences end.
+
+        Returns outputs ``(B, T, width)`` and the state after the last real position. Rows of one common length skip
+        the packing that ragged ones need: length-bucketed batches mostly do.
+        """
+        T = x.size(1)
+        ragged = lengths is not None and int(lengths.min()) < T
+        if self.cell == "gru-reset-before":
+            outputs, final = self.core(x, None if state is None else state[0], mask if ragged else None)
+            return outputs, (final,)
+        start = state if state is None or self.cell == "lstm" else state[0]
+        if not ragged:
+            outputs, final = self.core(x, start)
+        else:
+            assert lengths is not None
+            packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+            outputs, final = self.core(packed, start)
+            outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=T)
+        return outputs, final if isinstance(final, tuple) else (final,)
+
+    def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Advance one position: ``x (R, D)`` and the state of R rows -> output ``(R, H)`` and the new state."""
+        if self.bidirectional:
+            raise ShapeError(
+                "`step` needs a unidirectional stack, got a bidirectional one; build the decoder without it"
+            )
+        news: list[tuple[Tensor, ...]] = []
+        for layer in range(self.layers):
+            if layer:
+                x = self.between(x)
+            old = tuple(part[layer] for part in state)
+            news.append(self._step_layer(x, old, layer))
+            x = news[-1][0]
+        if self.layers == 1:
+            return x, tuple(part.unsqueeze(0) for part in news[0])
+        return x, tuple(torch.stack(parts) for parts in zip(*news, strict=True))
+
+    def _step_layer(self, x: Tensor, old: tuple[Tensor, ...], layer: int) -> tuple[Tensor, ...]:
+        if isinstance(self.core, ResetBeforeGRU):
+            end = f"{layer}_0"
+            return (self.core.cell(self.core.project(x, end), old[0], end),)
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        weights = [getattr(self.core, f"{name}_l{layer}") for name in names]
+        if self.cell == "lstm":
+            return torch.lstm_cell(x, old, *weights)
+        return (torch.gru_cell(x, old[0], *weights),)

@@ -1,0 +1,127 @@
+"""Optimisers by names that say what they do, learning-rate schedules, teacher-forcing schedules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from thalweg.errors import ConfigError, nearest
+
+__all__ = [
+    "ForcingSchedule",
+    "OptimiserName",
+    "Plateau",
+    "ScheduleName",
+    "build_optimiser",
+    "learning_rate_factor",
+    "teacher_forcing_at",
+]
+
+OptimiserName = Literal["sgd", "adam_l2", "adamw"]
+"""``sgd`` and ``adam_l2`` add the decay to the gradient (L2); ``adamw`` shrinks the weights themselves."""
+
+ScheduleName = Literal["constant", "plateau", "inverse_sqrt", "cosine"]
+"""How the learning rate moves after the warm-up."""
+
+ForcingSchedule = Literal["constant", "linear", "inverse_sigmoid"]
+"""How the teacher-forcing probability moves from its first to its last value."""
+
+
+def build_optimiser(
+    name: OptimiserName,
+    parameters: Iterable[nn.Parameter],
+    *,
+    learning_rate: float,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    fused: bool = True,
+) -> torch.optim.Optimizer:
+    """Torch's own optimiser of that name.
+
+    Args:
+        weight_decay: L2 coefficient in the gradient for ``sgd`` and ``adam_l2``; relative shrinkage per unit of
+            learning rate for ``adamw``.
+        momentum: of ``sgd`` alone.
+        fused: one kernel for all parameters.
+
+    >>> build_optimiser("adam_l2", [nn.Parameter(torch.zeros(2))], learning_rate=1e-3).defaults["lr"]
+    0.001
+    """
+    kept = [p for p in parameters if p.requires_grad]
+    shared: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay, "fused": fused}
+    if name == "sgd":
+        return torch.optim.SGD(kept, momentum=momentum, **shared)
+    if name == "adam_l2":
+        return torch.optim.Adam(kept, **shared)
+    if name == "adamw":
+        return torch.optim.AdamW(kept, **shared)
+    raise ConfigError(f"optimiser `{name}` is not known; {nearest(name, get_args(OptimiserName))}")
+
+
+def learning_rate_factor(schedule: ScheduleName, step: int, *, warmup: int, total: int) -> float:
+    """Factor on the base learning rate at ``step`` (from 0).
+
+    A linear warm-up over ``warmup`` steps, then: ``constant`` and ``plateau`` 1 (the plateau's own factor is kept by
+    :class:`Plateau`); ``inverse_sqrt`` sqrt(w / step) with w = max(warmup, 1); ``cosine`` half a cosine down to 0 at
+    ``total``.
+
+    >>> [round(learning_rate_factor("inverse_sqrt", s, warmup=4, total=100), 2) for s in (0, 3, 4, 15)]
+    [0.25, 1.0, 0.89, 0.5]
+    """
+    if schedule not in get_args(ScheduleName):
+        raise ConfigError(f"schedule `{schedule}` is not known; {nearest(schedule, get_args(ScheduleName))}")
+    if step < warmup:
+        return (step + 1) / warmup
+    if schedule == "inverse_sqrt":
+        return math.sqrt(max(warmup, 1) / (step + 1))
+    if schedule == "cosine":
+        share = (step - warmup) / max(1, total - warmup)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+    return 1.0
+
+
+class Plateau:
+    """Multiply the learning rate by ``factor`` whenever a metric has not improved for ``patience`` epochs.
+
+    >>> plateau = Plateau(factor=0.5, patience=1)
+    >>> [plateau.update(improved) for improved in (True, False, False, True)]
+    [1.0, 1.0, 0.5, 0.5]
+    """
+
+    def __init__(self, *, factor: float, patience: int):
+        self.factor, self.patience = factor, patience
+        self.current, self.waited = 1.0, 0
+
+    def update(self, improved: bool) -> float:
+        """Note an epoch's result; returns the factor now in force."""
+        self.waited = 0 if improved else self.waited + 1
+        if self.waited > self.patience:
+            self.current *= self.factor
+            self.waited = 0
+        return self.current
+
+
+def teacher_forcing_at(schedule: ForcingSchedule, start: float, end: float, share: float) -> float:
+    """Teacher-forcing probability when ``share`` in [0, 1] of the training is done.
+
+    ``linear`` goes straight from start to end; ``inverse_sigmoid`` stays near start, falls in the middle and stays
+    near end (Bengio et al., 2015).
+
+    >>> [round(teacher_forcing_at("linear", 1.0, 0.0, s), 2) for s in (0.0, 0.25, 1.0)]
+    [1.0, 0.75, 0.0]
+    """
+    if schedule == "constant":
+        return start
+    if schedule == "linear":
+        return start + (end - start) * share
+    if schedule == "inverse_sigmoid":
+        low, high = 1 / (1 + math.exp(6)), 1 / (1 + math.exp(-6))
+        fall = (1 / (1 + math.exp(-12 * (share - 0.5))) - low) / (high - low)
+        return start + (end - start) * fall
+    raise ConfigError(
+        f"teacher-forcing schedule `{schedule}` is not known; {nearest(schedule, get_args(ForcingSchedule))}"
+    )

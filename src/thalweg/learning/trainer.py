@@ -1,0 +1,440 @@
+"""The training loop: readable, resumable to the bit, stopped cleanly by Ctrl-C."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from thalweg.errors import CheckpointError, ConfigError, ThalwegError
+from thalweg.learning.checkpoint import (
+    Checkpoint,
+    flatten_optimiser,
+    load_checkpoint,
+    restore_optimiser,
+    save_checkpoint,
+)
+from thalweg.learning.optimisers import (
+    ForcingSchedule,
+    OptimiserName,
+    Plateau,
+    ScheduleName,
+    build_optimiser,
+    learning_rate_factor,
+    teacher_forcing_at,
+)
+from thalweg.metrics import metric_direction
+
+__all__ = ["Batched", "Progress", "Trainer", "TrainingConfig"]
+
+Listener = Callable[[dict[str, Any]], None]
+B = TypeVar("B", covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How a model is trained.
+
+    Attributes:
+        epochs: passes over the training data at most.
+        batch_size: pairs per step.
+        optimiser: ``sgd``, ``adam_l2`` (L2 in the gradient) or ``adamw`` (decoupled decay).
+        learning_rate, weight_decay, momentum: as torch's optimiser of that name.
+        clip: largest norm of the whole gradient; 0 leaves it alone.
+        schedule: ``constant``, ``plateau``, ``inverse_sqrt`` or ``cosine``; warmup: steps of linear rise before it.
+        plateau_factor, plateau_patience: of ``plateau``; epochs without improvement before the rate is cut.
+        teacher_forcing: probability of feeding the true previous symbol; ``teacher_forcing_end`` its last value.
+        teacher_forcing_schedule: ``constant``, ``linear`` or ``inverse_sigmoid`` between the two.
+        label_smoothing: mass spread evenly over all symbols.
+        average: decay of an exponential moving average of the weights, which is what is evaluated and kept;
+            0 keeps the plain weights.
+        metric: dev metric that chooses the best model (``loss``, ``accuracy``, ``cer``, ``wer``, ``bleu``, ...).
+        patience: epochs without improvement before stopping; 0 never stops early.
+        seed: of everything random.
+        precision: ``32-true``, ``bf16-mixed`` or ``16-mixed``.
+        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
+        checkpoint_every: steps between checkpoints inside an epoch; each epoch ends with one anyway.
+
+    >>> TrainingConfig(epochs=3).optimiser
+    'adamw'
+    """
+
+    epochs: int = 20
+    batch_size: int = 32
+    optimiser: OptimiserName = "adamw"
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.01
+    momentum: float = 0.0
+    clip: float = 1.0
+    schedule: ScheduleName = "constant"
+    warmup: int = 0
+    plateau_factor: float = 0.5
+    plateau_patience: int = 2
+    teacher_forcing: float = 1.0
+    teacher_forcing_end: float = 0.0
+    teacher_forcing_schedule: ForcingSchedule = "constant"
+    label_smoothing: float = 0.0
+    average: float = 0.0
+    metric: str = "wer"
+    patience: int = 0
+    seed: int = 0
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    checkpoint_every: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"training.{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("weight_decay", "momentum", "clip", "warmup", "patience", "plateau_patience", "seed"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"training.{name} must be 0 or more, got {getattr(self, name)}")
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise ConfigError(f"training.learning_rate must be positive, got {self.learning_rate}")
+        for name in ("teacher_forcing", "teacher_forcing_end"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"training.{name} must be in [0, 1], got {getattr(self, name)}")
+        for name in ("label_smoothing", "average"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"training.{name} must be in [0, 1), got {getattr(self, name)}")
+        if not 0 < self.plateau_factor < 1:
+            raise ConfigError(f"training.plateau_factor must be in (0, 1), got {self.plateau_factor}")
+        metric_direction(self.metric)
+
+
+class Batched(Protocol[B]):
+    """Training data: a fixed number of batches an epoch, reproducible by epoch, resumable in its middle."""
+
+    def __len__(self) -> int: ...
+
+    def iterate(self, epoch: int, start: int = 0) -> Iterator[B]:
+        """Batches of an epoch from number ``start`` on."""
+        ...
+
+
+@dataclass
+class Progress:
+    """How far a training run is; everything a resumed run needs besides tensors.
+
+    >>> Progress(epoch=2).better(0.2, higher=True)
+    True
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    loss_sum: float = 0.0
+    loss_count: float = 0.0
+    norm_sum: float = 0.0
+    norm_count: int = 0
+    seconds: float = 0.0
+    epoch_seconds: float = 0.0
+    waited: int = 0
+    best_epoch: int = 0
+    best_value: float | None = None
+    best_metrics: dict[str, float] = field(default_factory=dict)
+    plateau: list[float] = field(default_factory=lambda: [1.0, 0])
+    finished: str = ""
+
+    def better(self, value: float, *, higher: bool) -> bool:
+        """Whether ``value`` beats the best so far; NaN never does."""
+        if math.isnan(value):
+            return False
+        return self.best_value is None or (value > self.best_value if higher else value < self.best_value)
+
+
+class Trainer:
+    """Trains a model on batches, keeps the best by a dev metric, and can be stopped and resumed at any step.
+
+    Args:
+        model: trained in place.
+        config: how.
+        loss: ``(model, batch, teacher_forcing) -> (sum of losses, number of terms)``; the step minimises their ratio.
+        evaluate: ``model -> {metric: value}`` on the dev data; must not draw from torch's global generator.
+        directory: where ``model.safetensors`` (best) and ``last.safetensors`` (to resume) go.
+        meta: JSON metadata that makes ``model.safetensors`` self-contained.
+        listener: called with event dictionaries: ``step``, ``epoch``, ``end``, ``interrupted``.
+
+    Same seed and machine give the same weights; a resumed run ends with the same bits as an uninterrupted one on the
+    CPU, because the checkpoint holds weights, optimiser, average, random state and the place in the epoch.
+
+    >>> Trainer.__name__
+    'Trainer'
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainingConfig,
+        *,
+        loss: Callable[[nn.Module, Any, float], tuple[Tensor, int]],
+        evaluate: Callable[[nn.Module], dict[str, float]],
+        directory: Path,
+        meta: dict[str, Any],
+        listener: Listener | None = None,
+    ):
+        from lightning_fabric import Fabric
+
+        self.config, self.loss, self.evaluate, self.directory, self.meta = (
+            config,
+            loss,
+            evaluate,
+            directory,
+            meta,
+        )
+        self.listener: Listener = listener or (lambda event: None)
+        accelerator = resolve_device(config.device)
+        self.fabric = Fabric(accelerator=accelerator, devices=1, precision=config.precision)
+        optimiser = build_optimiser(
+            config.optimiser,
+            model.parameters(),
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+            momentum=config.momentum,
+            # Loss scaling must unscale before clipping, which a fused step would do itself.
+            fused=config.precision != "16-mixed",
+        )
+        self.raw = model
+        self.model, self.optimiser = self.fabric.setup(model, optimiser)
+        self.progress = Progress()
+        self.average: dict[str, Tensor] = {}
+        if config.average:
+            self.average = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        self._stop = threading.Event()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.fabric.device
+
+    def fit(self, batches: Batched[Any], *, resume: bool = False) -> Progress:
+        """Train to the end, to early stopping, or to Ctrl-C (``progress.finished`` is then empty)."""
+        if resume:
+            self._restore()
+        plateau = Plateau(factor=self.config.plateau_factor, patience=self.config.plateau_patience)
+        plateau.current, plateau.waited = float(self.progress.plateau[0]), int(self.progress.plateau[1])
+        with self._interruptible():
+            while not self.progress.finished:
+                if not self._run_epoch(batches, plateau):
+                    self._save_last()
+                    break
+                self._close_epoch(plateau)
+                if self._stop.is_set() and not self.progress.finished:
+                    break
+        self._announce_end()
+        return self.progress
+
+    def _run_epoch(self, batches: Batched[Any], plateau: Plateau) -> bool:
+        """The rest of the current epoch; False when asked to stop in its middle."""
+        progress, count = self.progress, len(batches)
+        self.model.train()
+        began, before = time.perf_counter(), progress.epoch_seconds
+        for batch in batches.iterate(progress.epoch, progress.batch):
+            batch = batch.to(self.device)
+            self._step(batch, plateau.current, total=count * self.config.epochs)
+            progress.batch += 1
+            progress.step += 1
+            progress.epoch_seconds = before + time.perf_counter() - began
+            self.listener(
+                {"event": "step", "epoch": progress.epoch + 1, "batch": progress.batch, "batches": count}
+            )
+            if self._stop.is_set() and progress.batch < count:
+                return False
+            if progress.step % self.config.checkpoint_every == 0 and progress.batch < count:
+                self._save_last()
+        return True
+
+    def _step(self, batch: Any, plateau: float, *, total: int) -> None:
+        config, progress = self.config, self.progress
+        factor = plateau * learning_rate_factor(
+            config.schedule, progress.step, warmup=config.warmup, total=total
+        )
+        for group in self.optimiser.param_groups:
+            group["lr"] = config.learning_rate * factor
+        share = progress.step / max(1, total - 1)
+        forcing = teacher_forcing_at(
+            config.teacher_forcing_schedule, config.teacher_forcing, config.teacher_forcing_end, share
+        )
+        summed, terms = self.loss(self.model, batch, forcing)
+        self.optimiser.zero_grad(set_to_none=True)
+        self.fabric.backward(summed / terms)
+        if config.clip:
+            norm = self.fabric.clip_gradients(
+                self.model, self.optimiser, max_norm=config.clip, error_if_nonfinite=False
+            )
+            progress.norm_sum += float(norm) if norm is not None else 0.0
+            progress.norm_count += 1
+        value = float(summed.detach())
+        if not math.isfinite(value):
+            raise ThalwegError(
+                f"the loss became {value} at step {progress.step + 1}; expected a finite number: lower "
+                f"`learning_rate` (now {config.learning_rate * factor:g}) or `clip` (now {config.clip:g}), then resume"
+            )
+        self.optimiser.step()
+        progress.loss_sum += value
+        progress.loss_count += terms
+        if self.average:
+            self._update_average()
+
+    def _update_average(self) -> None:
+        # A short memory at first, so that the random start is forgotten quickly.
+        decay = min(self.config.average, (1 + self.progress.step) / (10 + self.progress.step))
+        for name, value in self.raw.state_dict().items():
+            kept = self.average[name]
+            if kept.is_floating_point():
+                kept.lerp_(value.detach(), 1 - decay)
+            else:
+                kept.copy_(value)
+
+    def _close_epoch(self, plateau: Plateau) -> None:
+        """Evaluate, keep the best, log, checkpoint, decide whether to go on."""
+        config, progress = self.config, self.progress
+        speed_seconds = progress.epoch_seconds
+        began = time.perf_counter()
+        self.raw.eval()
+        with self._averaged_weights(), torch.no_grad():
+            metrics = self.evaluate(self.raw)
+            if config.metric not in metrics:
+                raise ConfigError(
+                    f"metric `{config.metric}` is not among the dev metrics: {', '.join(metrics)}"
+                )
+            value = metrics[config.metric]
+            best = progress.better(value, higher=metric_direction(config.metric))
+            if best:
+                weights = dict(self.raw.state_dict())
+                meta = {**self.meta, "epoch": progress.epoch + 1, "metrics": metrics}
+                save_checkpoint(self.directory / "model.safetensors", Checkpoint(weights, meta))
+        progress.epoch += 1
+        progress.seconds += speed_seconds + time.perf_counter() - began
+        if best:
+            progress.best_value, progress.best_epoch, progress.best_metrics = value, progress.epoch, metrics
+        progress.waited = 0 if best else progress.waited + 1
+        if config.schedule == "plateau":
+            plateau.update(best)
+            progress.plateau = [plateau.current, plateau.waited]
+        event = {
+            "event": "epoch",
+            "epoch": progress.epoch,
+            "step": progress.step,
+            "loss": progress.loss_sum / max(1.0, progress.loss_count),
+            "learning_rate": self.optimiser.param_groups[0]["lr"],
+            "gradient_norm": progress.norm_sum / max(1, progress.norm_count),
+            "seconds": progress.seconds,
+            "train_seconds": speed_seconds,
+            "dev": metrics,
+            "best": best,
+        }
+        progress.batch, progress.epoch_seconds = 0, 0.0
+        progress.loss_sum = progress.loss_count = progress.norm_sum = 0.0
+        progress.norm_count = 0
+        progress.finished = self._reason_to_end()
+        self._save_last()
+        self.listener(event)
+
+    def _reason_to_end(self) -> str:
+        if self.progress.epoch >= self.config.epochs:
+            return "epochs"
+        return "patience" if self.config.patience and self.progress.waited >= self.config.patience else ""
+
+    def _announce_end(self) -> None:
+        progress = self.progress
+        if not progress.finished:
+            self.listener({"event": "interrupted", "epoch": progress.epoch, "step": progress.step})
+            return
+        self.listener(
+            {
+                "event": "end",
+                "reason": progress.finished,
+                "best_epoch": progress.best_epoch,
+                "best": progress.best_metrics,
+                "seconds": progress.seconds,
+            }
+        )
+
+    @contextmanager
+    def _averaged_weights(self) -> Iterator[None]:
+        """The averaged weights stand in for the current ones inside the block."""
+        if not self.average:
+            yield
+            return
+        current = {name: value.detach().clone() for name, value in self.raw.state_dict().items()}
+        self.raw.load_state_dict(self.average)
+        try:
+            yield
+        finally:
+            self.raw.load_state_dict(current)
+
+    def _save_last(self) -> None:
+        tensors = {f"model.{name}": value for name, value in self.raw.state_dict().items()}
+        tensors |= {f"average.{name}": value for name, value in self.average.items()}
+        tensors |= flatten_optimiser(self.optimiser, "optimiser.")
+        tensors["random.cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        meta = {**self.meta, "progress": vars(self.progress)}
+        save_checkpoint(self.directory / "last.safetensors", Checkpoint(tensors, meta))
+
+    def _restore(self) -> None:
+        path = self.directory / "last.safetensors"
+        checkpoint = load_checkpoint(path)
+        try:
+            self.progress = Progress(**checkpoint.meta["progress"])
+            # A finished run goes on when it is given more epochs or patience.
+            self.progress.finished = self._reason_to_end()
+            self.raw.load_state_dict(checkpoint.part("model."))
+            if self.average:
+                for name, value in checkpoint.part("average.").items():
+                    self.average[name].copy_(value)
+            restore_optimiser(self.optimiser, checkpoint.part("optimiser."))
+            torch.set_rng_state(checkpoint.tensors["random.cpu"])
+            if self.device.type == "cuda" and "random.cuda" in checkpoint.tensors:
+                torch.cuda.set_rng_state(checkpoint.tensors["random.cuda"], self.device)
+        except (KeyError, TypeError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise CheckpointError(
+                f"{path}: does not fit this config ({reason}); resume with the config it was trained with"
+            ) from None
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM end training after the current step; a second Ctrl-C ends it at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(signum: int, frame: object) -> None:
+            if self._stop.is_set():
+                raise KeyboardInterrupt
+            self._stop.set()
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def resolve_device(name: str) -> str:
+    """``auto`` becomes the accelerator that is there; one that is not gives a clear error.
+
+    >>> resolve_device("cpu")
+    'cpu'
+    """
+    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return "cuda" if present["cuda"] else "cpu"
+    if not present.get(name, False):
+        raise ConfigError(
+            f"device `{name}` was asked for but torch finds none here; use `device=auto` or `device=cpu`"
+        )
+    return name

@@ -1,0 +1,197 @@
+"""Published experiments as configs, with the published figure beside ours.
+
+A recipe is a YAML file in this folder: what to train, on which seeds, what to measure, and what was published.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from thalweg.errors import ConfigError, nearest
+from thalweg.learning.checkpoint import load_checkpoint, write_atomically
+from thalweg.tasks.config import SearchConfig, apply_overrides, build_config
+from thalweg.tasks.evaluation import evaluate
+from thalweg.tasks.report import write_report
+from thalweg.tasks.transduce import train
+
+__all__ = ["Recipe", "RecipeResult", "list_recipes", "load_recipe", "run_recipe"]
+
+Listener = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One experiment.
+
+    Attributes:
+        name, title, note: what it is and what to know about it.
+        published: metric -> figure published elsewhere (may be empty).
+        seeds: one run each.
+        config: settings of a transduction run.
+        evaluations: what is measured after training: ``data``, ``k``, ``references``, ``name`` and search settings.
+        model_of: another recipe whose trained runs are measured instead of training.
+
+    >>> load_recipe("t1").published
+    {'accuracy': 0.167}
+    """
+
+    name: str
+    title: str
+    text: str
+    note: str = ""
+    published: dict[str, float] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (0,)
+    config: dict[str, Any] = field(default_factory=dict)
+    evaluations: tuple[dict[str, Any], ...] = ()
+    model_of: str = ""
+
+
+@dataclass(frozen=True)
+class RecipeResult:
+    """Where the runs are, the report of the first, and the table ``metric, published, mean, spread, runs``."""
+
+    directory: Path
+    report: Path | None
+    table: list[dict[str, str]]
+    finished: bool = True
+
+
+def list_recipes() -> tuple[Recipe, ...]:
+    """All recipes, by name.
+
+    >>> "demo" in [recipe.name for recipe in list_recipes()]
+    True
+    """
+    files = resources.files(__package__).iterdir()
+    names = sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+    return tuple(load_recipe(name) for name in names)
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe of that name.
+
+    >>> load_recipe("demos")
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: recipe `demos` is not known; did you mean `demo`?
+    """
+    import yaml
+
+    folder = resources.files(__package__)
+    known = [file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")]
+    if name not in known:
+        raise ConfigError(f"recipe `{name}` is not known; {nearest(name, known)}")
+    text = folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    raw = yaml.safe_load(text)
+    return Recipe(
+        name=name,
+        text=text,
+        title=raw["title"],
+        note=raw.get("note", "").strip(),
+        published=raw.get("published", {}),
+        seeds=tuple(raw.get("seeds", (0,))),
+        config=raw.get("config", {}),
+        evaluations=tuple(raw.get("evaluations", ())),
+        model_of=raw.get("model_of", ""),
+    )
+
+
+def run_recipe(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    root: Path | None = None,
+    seeds: int | None = None,
+    overrides: Sequence[str] = (),
+    fresh: bool = False,
+    listener: Listener | None = None,
+) -> RecipeResult:
+    """Train and measure a recipe on each of its seeds; what is already done in ``out`` is not done again.
+
+    Args:
+        out: gets ``seed-N/`` run directories, ``results.json`` and ``results.md``.
+        root: folder of known data sets.
+        seeds: the first so many of the recipe's seeds only.
+        overrides: ``key=value`` words over the recipe's settings.
+        fresh: remove what ``out`` holds of this recipe first.
+
+    >>> run_recipe.__name__
+    'run_recipe'
+    """
+    out = Path(out)
+    chosen = recipe.seeds[:seeds] if seeds else recipe.seeds
+    directories = [out / f"seed-{seed}" for seed in chosen]
+    if fresh and not recipe.model_of:
+        for directory in directories:
+            _remove_run(directory)
+    trained = load_recipe(recipe.model_of) if recipe.model_of else recipe
+    found: list[dict[str, float]] = []
+    for seed, directory in zip(chosen, directories, strict=True):
+        config = build_config(
+            apply_overrides(trained.config, [*overrides, f"training.seed={seed}"]),
+            where=f"recipe {trained.name}",
+        )
+        if not _complete(directory):
+            resume = (directory / "last.safetensors").exists()
+            result = train(config, directory, resume=resume, listener=listener, root=root)
+            if not result.reason:
+                return RecipeResult(out, None, [], finished=False)
+        found.append(_measure(recipe, directory, root, listener))
+    table = _table(recipe, found)
+    report = write_report(directories[0])
+    record = {"recipe": recipe.name, "published": recipe.published, "seeds": list(chosen), "scores": found}
+    write_atomically(out / f"results-{recipe.name}.json", (json.dumps(record, indent=2) + "\n").encode())
+    return RecipeResult(out, report, table)
+
+
+def _remove_run(directory: Path) -> None:
+    """Delete a run directory, and only what is one."""
+    if directory.exists() and not (directory / "config.yaml").exists():
+        raise ConfigError(f"{directory} is not a run directory: it is not removed; choose another --out")
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _complete(directory: Path) -> bool:
+    last = directory / "last.safetensors"
+    return last.exists() and bool(load_checkpoint(last).meta["progress"]["finished"])
+
+
+def _measure(
+    recipe: Recipe, directory: Path, root: Path | None, listener: Listener | None
+) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for entry in recipe.evaluations:
+        entry = dict(entry)
+        spec, prefix = entry.pop("data"), entry.pop("prefix", "")
+        options = {key: entry.pop(key) for key in ("k", "references", "name") if key in entry}
+        how = build_config({"search": "beam", **entry}, SearchConfig, where=f"recipe {recipe.name}")
+        result = evaluate(directory, spec, how=how, root=root, listener=listener, **options)
+        values |= {prefix + key: score.value for key, score in result.scores.items()}
+    return values
+
+
+def _table(recipe: Recipe, found: list[dict[str, float]]) -> list[dict[str, str]]:
+    rows = []
+    for metric in found[0]:
+        values = [scores[metric] for scores in found]
+        published = recipe.published.get(metric)
+        spread = statistics.stdev(values) if len(values) > 1 else math.nan
+        digits = 2 if metric.endswith("bleu") else 4
+        rows.append(
+            {
+                "metric": metric,
+                "published": "" if published is None else f"{published:.{digits}f}",
+                "mean": f"{statistics.fmean(values):.{digits}f}",
+                "spread": "" if math.isnan(spread) else f"{spread:.{digits}f}",
+                "runs": str(len(values)),
+            }
+        )
+    return rows

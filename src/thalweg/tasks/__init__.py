@@ -1,0 +1,29 @@
+"""Whole jobs, composed from the other rooms by one config."""
+
+from thalweg.tasks.config import (
+    DataConfig,
+    SearchConfig,
+    TransduceConfig,
+    apply_overrides,
+    build_config,
+    read_config,
+)
+from thalweg.tasks.evaluation import Evaluation, evaluate
+from thalweg.tasks.transduce import Answer, Prediction, TrainResult, Transducer, load, train
+
+__all__ = [
+    "Answer",
+    "DataConfig",
+    "Evaluation",
+    "Prediction",
+    "SearchConfig",
+    "TrainResult",
+    "TransduceConfig",
+    "Transducer",
+    "apply_overrides",
+    "build_config",
+    "evaluate",
+    "load",
+    "read_config",
+    "train",
+]

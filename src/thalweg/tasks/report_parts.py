@@ -1,0 +1,318 @@
+"""The sections of a report, each a function from what was read to HTML; what is absent is said so."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.tasks.report_plots import Curve, curve_svg
+from thalweg.tasks.report_run import EvaluationRecord, RunRecord, TrainingLog, as_number
+from thalweg.tasks.report_text import describe, duration, escape, figure, foreign, note
+
+__all__ = ["commands", "config_section", "header", "results", "training"]
+
+NAMES = {"accuracy": "Accuracy", "cer": "CER", "wer": "WER", "bleu": "BLEU", "loss": "Loss"}
+REASONS = {"epochs": "all epochs done", "patience": "stopped early"}
+SETTINGS = {"beam": ("width", "length_penalty"), "nucleus": ("temperature", "top_k", "top_p")}
+TILES = ("accuracy", "cer", "wer", "bleu")
+
+
+def header(record: RunRecord) -> str:
+    """Name, the key figures of the first evaluation, and the facts of the run.
+
+    >>> from pathlib import Path
+    >>> "demo</bdi></h1>" in header(RunRecord(path=Path("demo"), name="demo"))
+    True
+    """
+    facts = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{foreign(value)}</dd></div>"
+        for name, value in _facts(record)
+        if value
+    )
+    return (
+        f'<header><p class="brand">Thalweg · run report</p><h1>{foreign(record.name)}</h1>'
+        f'{_tiles(record)}<dl class="facts">{facts}</dl></header>'
+    )
+
+
+def _tiles(record: RunRecord) -> str:
+    for evaluation in record.evaluations:
+        tiles = [
+            f'<div class="tile"><span class="value">{score.show(score.value)}</span>'
+            f'<span>{escape(score.name)}</span><span class="muted">{score.interval}</span></div>'
+            for score in _scores(evaluation)
+            if score.key in TILES
+        ]
+        if tiles:
+            where = f'<p class="muted">on {foreign(evaluation.name)}, with 95 % intervals</p>'
+            return f'<div class="tiles">{"".join(tiles)}</div>{where}'
+    return ""
+
+
+def _facts(record: RunRecord) -> Iterable[tuple[str, str]]:
+    log = record.log or TrainingLog()
+    start = log.start
+    yield "Training data", _file_fact(start.get("train")) or describe(record.config.get("data") or "")
+    yield "Development data", _file_fact(start.get("dev"))
+    for side in ("source", "target"):
+        yield f"{side.capitalize()} symbols", _symbols_fact(start.get(side))
+    yield "Model", describe(record.config.get("model") or "")
+    yield "Parameters", figure(start["parameters"]) if "parameters" in start else ""
+    yield "Device", describe(start.get("device") or "")
+    yield "Training", _training_fact(log)
+    yield "Thalweg version", describe(start.get("version") or "")
+
+
+def _file_fact(value: object) -> str:
+    if not isinstance(value, dict):
+        return describe(value or "")
+    pairs = f"{figure(value['pairs'])} pairs" if "pairs" in value else ""
+    return " · ".join(part for part in (describe(value.get("path") or ""), pairs) if part)
+
+
+def _symbols_fact(value: object) -> str:
+    if not isinstance(value, dict):
+        return describe(value or "")
+    size = f"{figure(value['size'])} in the alphabet" if "size" in value else ""
+    return " · ".join(part for part in (describe(value.get("symbols") or ""), size) if part)
+
+
+def _training_fact(log: TrainingLog) -> str:
+    if not log.epochs:
+        return ""
+    parts = [f"{log.epochs[-1]['epoch']} epochs" if log.epochs[-1]["epoch"] != 1 else "1 epoch"]
+    if log.best_epoch is not None:
+        parts.append(f"best epoch {log.best_epoch}")
+    if log.resumed:
+        parts.append("resumed before epoch " + ", ".join(str(epoch) for epoch in log.resumed))
+    if log.end is None:
+        parts.append("not finished: running or interrupted")
+    else:
+        parts.append(REASONS.get(str(log.end.get("reason")), describe(log.end.get("reason") or "finished")))
+    # an epoch's seconds count from the start of training
+    parts.append(duration((log.end or log.epochs[-1]).get("seconds")))
+    return " · ".join(part for part in parts if part != "–")
+
+
+@dataclass(frozen=True)
+class _Score:
+    """A metric as the page shows it; a score saved without an interval has `low` and `high` at its value."""
+
+    key: str
+    name: str
+    value: float
+    low: float
+    high: float
+    better: str
+
+    @property
+    def full(self) -> float:
+        """The end of the scale: BLEU runs to 100, rates to 1 or more (a CER can be above 1)."""
+        return 100.0 if self.key == "bleu" else max(1.0, self.high)
+
+    @property
+    def interval(self) -> str:
+        return f"{self.show(self.low)} – {self.show(self.high)}"
+
+    def show(self, number: float) -> str:
+        return f"{number:.{2 if self.key == 'bleu' else 4}f}"
+
+
+def _scores(evaluation: EvaluationRecord) -> list[_Score]:
+    saved = (evaluation.metrics or {}).get("scores")
+    scores = []
+    for key, score in (saved if isinstance(saved, dict) else {}).items():
+        value = as_number(score.get("value")) if isinstance(score, dict) else None
+        if value is None:
+            continue
+        low, high = (as_number(score.get(end)) for end in ("low", "high"))
+        higher = score.get("higher_is_better")
+        better = "" if not isinstance(higher, bool) else "higher is better" if higher else "lower is better"
+        name = _display_name(key, score.get("name"))
+        scores.append(
+            _Score(key, name, value, value if low is None else low, value if high is None else high, better)
+        )
+    return scores
+
+
+def _display_name(key: str, name: object = None) -> str:
+    if isinstance(name, str) and name and name != key:
+        return name
+    stem, at, k = key.partition("@")
+    return f"{NAMES.get(stem, stem)}{at}{k}"
+
+
+def results(record: RunRecord) -> str:
+    """One table of metrics for each evaluation, intervals as figures and drawn.
+
+    >>> from pathlib import Path
+    >>> "not been evaluated" in results(RunRecord(path=Path("demo"), name="demo"))
+    True
+    """
+    if record.evaluations:
+        body = "".join(_metrics_card(evaluation) for evaluation in record.evaluations)
+    else:
+        body = note("This run has not been evaluated yet: see the command at the end.")
+    return f'<section id="results"><h2>Results</h2>{body}</section>'
+
+
+def _metrics_card(evaluation: EvaluationRecord) -> str:
+    title = f"<h3>{foreign(evaluation.name)}</h3>"
+    metrics = evaluation.metrics
+    if metrics is None:
+        return f'<div class="card">{title}{note("metrics.json is absent or cannot be read.")}</div>'
+    scores = _scores(evaluation)
+    if not scores:
+        return f'<div class="card">{title}{note("metrics.json holds no scores.")}</div>'
+    rows = "".join(
+        f'<tr><th scope="row">{escape(score.name)}<span class="muted">{score.better}</span></th>'
+        f'<td class="number"><b>{score.show(score.value)}</b></td>'
+        f'<td class="number">{score.interval}</td><td class="wide">{_bar(score)}</td></tr>'
+        for score in scores
+    )
+    scale = "of 1, BLEU of 100" if any(score.key == "bleu" for score in scores) else "of 1"
+    return (
+        f'<div class="card">{title}<p class="muted">{_conditions(metrics)}</p><table class="metrics">'
+        '<thead><tr><th>metric</th><th class="number">value</th><th class="number">95 % interval</th>'
+        f'<th class="wide">{scale}</th></tr></thead><tbody>{rows}</tbody></table></div>'
+    )
+
+
+def _conditions(metrics: dict[str, Any]) -> str:
+    parts = [foreign(metrics["file"])] if metrics.get("file") else []
+    parts += [f"{figure(metrics[key])} {key}" for key in ("pairs", "items") if key in metrics]
+    if options := _search_options(metrics):
+        name = options.pop("search")
+        parts.append(escape(f"{name} search ({describe(options)})" if options else f"{name} search"))
+    if metrics.get("references") == "any":
+        parts.append("any of several references counts")
+    if (speed := as_number(metrics.get("words_per_second"))) is not None:
+        parts.append(f"{figure(round(speed))} words/s")
+    return " · ".join(parts)
+
+
+def _search_options(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Name and k of a search with the settings that matter to it; a setting of 0 is off."""
+    search = metrics.get("search")
+    if not isinstance(search, dict) or not isinstance(name := search.get("name"), str):
+        return {}
+    relevant = (*SETTINGS.get(name, ()), "max_length", "k")
+    return {"search": name} | {key: search[key] for key in relevant if as_number(search.get(key))}
+
+
+def _bar(score: _Score) -> str:
+    """The value as a bar from zero with its interval on top."""
+    ends = (score.value, score.low, score.high)
+    at, left, right = (100 * min(max(number / score.full, 0.0), 1.0) for number in ends)
+    return (
+        f'<div class="bar" role="img" aria-label="{score.show(score.value)} of {score.full:g}">'
+        f'<i class="fill" style="width:{at:.2f}%"></i>'
+        f'<i class="range" style="left:{left:.2f}%;width:{max(right - left, 0.0):.2f}%"></i>'
+        f'<i class="tick" style="left:{at:.2f}%"></i></div>'
+    )
+
+
+def training(log: TrainingLog | None) -> str:
+    """The curves: loss, every development metric, learning rate, and what else changed from epoch to epoch.
+
+    >>> "no log" in training(None)
+    True
+    """
+    if log is None:
+        body = note("There is no log.jsonl in this run, so no log of training can be shown.")
+    elif not log.epochs:
+        body = note("The log holds no finished epoch yet.")
+    else:
+        charts = [_chart(place, title, curves, log) for place, (title, curves) in enumerate(_charts(log))]
+        body = f'<div class="charts">{"".join(charts)}</div>' if charts else note("The log holds no figures.")
+        if charts and log.resumed:
+            body += '<p class="muted">A dotted line shows where training was resumed.</p>'
+    if log is not None and log.unreadable:
+        body += note(f"Lines of log.jsonl that could not be read and are left out: {log.unreadable}.")
+    return f'<section id="training"><h2>Training</h2>{body}</section>'
+
+
+def _charts(log: TrainingLog) -> Iterable[tuple[str, list[Curve]]]:
+    loss = [_curve(log, "training", "first", "loss"), _curve(log, "development", "second", "dev", "loss")]
+    candidates = [("Loss", loss)]
+    dev = {key: None for epoch in log.epochs if isinstance(epoch.get("dev"), dict) for key in epoch["dev"]}
+    for key in dev:
+        if key != "loss":
+            title = f"Development {_display_name(str(key))}"
+            candidates.append((title, [_curve(log, title, "second", "dev", key)]))
+    for key in ("learning_rate", "teacher_forcing", "gradient_norm"):
+        title = key.replace("_", " ").capitalize()
+        candidates.append((title, [_curve(log, title, "first", key)]))
+    for title, curves in candidates:
+        drawn = [curve for curve in curves if curve.points]
+        constant = title == "Teacher forcing" and len({value for c in drawn for _, value in c.points}) < 2
+        if drawn and not constant:
+            yield title, drawn
+
+
+def _curve(log: TrainingLog, label: str, role: str, *keys: str) -> Curve:
+    points = []
+    for epoch in log.epochs:
+        value: Any = epoch
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        if (number := as_number(value)) is not None:
+            points.append((epoch["epoch"], number))
+    return Curve(label, role, tuple(points))
+
+
+def _chart(place: int, title: str, curves: Sequence[Curve], log: TrainingLog) -> str:
+    svg = curve_svg(curves, prefix=f"chart{place}-", best=log.best_epoch, resumed=log.resumed)
+    labels = [f'<span class="key {curve.role}">{escape(curve.label)}</span>' for curve in curves]
+    at_best = dict(curves[-1].points).get(log.best_epoch if log.best_epoch is not None else -1)
+    best = "" if at_best is None else f'<span class="key best">{at_best:.4g} at best epoch</span>'
+    legend = "".join(labels if len(labels) > 1 else []) + best
+    return f'<figure class="card"><figcaption><b>{escape(title)}</b>{legend}</figcaption>{svg}</figure>'
+
+
+def commands(record: RunRecord) -> str:
+    """The commands that evaluate, predict, serve, resume and train again, ready to paste.
+
+    >>> from pathlib import Path
+    >>> "thalweg evaluate &#x27;my run&#x27; test.tsv" in commands(RunRecord(path=Path("my run"), name="x"))
+    True
+    """
+    run = record.path.as_posix()
+    lines = [("Evaluate", _evaluate(run, evaluation)) for evaluation in record.evaluations]
+    lines = lines or [("Evaluate", ["thalweg", "evaluate", run, "test.tsv"])]
+    lines += [
+        ("Predict from the keyboard or a pipe", ["thalweg", "predict", run, "-", "--k", "5"]),
+        ("Predict a file", ["thalweg", "predict", run, "words.txt", "--k", "5"]),
+        ("Serve over HTTP, with a page to try it", ["thalweg", "serve", run]),
+        ("Resume training", ["thalweg", "train", f"{run}/config.yaml", "--out", run, "--resume"]),
+        ("Train again", ["thalweg", "train", f"{run}/config.yaml", "--out", f"{run}-again"]),
+    ]
+    body = "".join(f"<p>{escape(what)}</p><pre>{escape(shlex.join(words))}</pre>" for what, words in lines)
+    return f'<section id="commands"><h2>Use it again</h2><div class="card commands">{body}</div></section>'
+
+
+def _evaluate(run: str, evaluation: EvaluationRecord) -> list[str]:
+    metrics = evaluation.metrics or {}
+    words = ["thalweg", "evaluate", run, str(metrics.get("file") or f"{evaluation.name}.tsv")]
+    for key, value in _search_options(metrics).items():
+        words += [f"--{key.replace('_', '-')}", str(value)]
+    if metrics.get("references") in ("each", "any"):
+        words += ["--references", metrics["references"]]
+    return words
+
+
+def config_section(record: RunRecord) -> str:
+    """The resolved config as it lies in the run, collapsed.
+
+    >>> from pathlib import Path
+    >>> "seed: 1" in config_section(RunRecord(path=Path("r"), name="r", config_text="seed: 1"))
+    True
+    """
+    if record.config_text is None:
+        body = note("There is no config.yaml in this run.")
+    else:
+        text = f'<pre dir="auto">{escape(record.config_text)}</pre>'
+        body = f'<details class="card"><summary>config.yaml</summary>{text}</details>'
+    return f'<section id="config"><h2>Configuration</h2>{body}</section>'

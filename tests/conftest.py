@@ -1,0 +1,30 @@
+"""What every test folder shares: the path to the oracles, one torch thread, and the data."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+TESTS = Path(__file__).resolve().parent
+
+# `from oracles.x import ...` and `from contracts.x import ...` work from every folder.
+if str(TESTS) not in sys.path:
+    sys.path.insert(0, str(TESTS))
+
+# The tests use small tensors: threads cost more than they save, and sums are then the same on every machine.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of data sets: `$THALWEG_DATA`, else `shared/data` beside the repository; skips without."""
+    named = os.environ.get("THALWEG_DATA")
+    root = Path(named) if named else TESTS.parents[1] / "shared" / "data"
+    if not root.is_dir():
+        source = "THALWEG_DATA names" if named else "THALWEG_DATA is not set and the default is"
+        pytest.skip(f"no data: {source} `{root}`, which is not a folder")
+    return root

@@ -1,0 +1,503 @@
+"""The shape of the code: imports point one way, every public name is documented, every example runs."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
+PACKAGE = "thalweg"
+
+# A room may import itself and the rooms before it. The last two share a place: neither imports the other.
+ROOMS = (
+    *("errors", "kernels", "inference", "layers", "energies", "data", "metrics", "learning"),
+    *("diagnostics", "tasks", "recipes", "cli", "serve"),
+)
+RANK = {room: min(place, ROOMS.index("cli")) for place, room in enumerate(ROOMS)}
+
+# Third-party packages that a room may import at module level; inside a function anything may be imported.
+CORE = {"torch", "numpy"}
+THIRD_PARTY = {"cli": CORE | {"typer", "rich"}}
+
+# Public classes and functions that need no example, each with the reason. Error classes never need one.
+WITHOUT_EXAMPLE: dict[str, str] = {}
+
+LONGEST_MODULE = 500
+LONGEST_IMPORT = 0.15  # seconds that `import thalweg` may add to torch's own import
+PICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal"}
+
+
+class Import(NamedTuple):
+    """One imported name: ``from a.b import c`` is ``a.b.c``."""
+
+    target: str
+    line: int
+    at_module_level: bool
+    typing_only: bool
+
+
+def imports_of(tree: ast.Module, module: str, is_package: bool = False) -> Iterator[Import]:
+    """Every import of a module, relative ones resolved; ``import_module("a.b")`` counts.
+
+    A plain ``import thalweg`` is as good or bad as what is then taken from it: ``thalweg.x`` counts instead.
+    """
+
+    def visit(node: ast.AST, level: bool, typing_only: bool) -> Iterator[Import]:
+        names: list[str] = []
+        match node:
+            case ast.Import():
+                names = [alias.name for alias in node.names if alias.name != PACKAGE or alias.asname]
+            case ast.Attribute(value=ast.Name(id=name)) if name == PACKAGE:
+                names = [f"{PACKAGE}.{node.attr}"]
+            case ast.ImportFrom():
+                parts = module.split(".")
+                # Relative imports start from a package itself, but from the parent of a plain module.
+                kept = len(parts) - node.level + (1 if is_package else 0)
+                base = ".".join([*parts[:kept], *([node.module] if node.module else [])])
+                base = base if node.level else (node.module or "")
+                names = [f"{base}.{alias.name}" for alias in node.names]
+            case ast.Call(
+                func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(text)), *_]
+            ):
+                names = [text] if name in {"import_module", "__import__"} else []
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                level = False
+            case _:
+                pass
+        yield from (Import(name, getattr(node, "lineno", 0), level, typing_only) for name in names)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            for child in node.body:
+                yield from visit(child, level, True)
+            for child in node.orelse:
+                yield from visit(child, level, typing_only)
+        else:
+            for child in ast.iter_child_nodes(node):
+                yield from visit(child, level, typing_only)
+
+    yield from visit(tree, True, False)
+
+
+def room_of(module: str) -> str:
+    """The room of a dotted name inside the package; ``python -m thalweg`` belongs to the command line."""
+    parts = module.split(".")
+    if len(parts) < 2:
+        return ""
+    return "cli" if parts[1] == "__main__" else parts[1]
+
+
+def order_offences(tree: ast.Module, module: str, is_package: bool = False) -> list[str]:
+    """Imports that point down the list of rooms, as lines to print."""
+    room = room_of(module)
+    if module == PACKAGE:  # it names everything, lazily: the import test holds it to that
+        return []
+    if room not in RANK:
+        return [f"{module}: `{room}` is no room; the rooms are {', '.join(ROOMS)}"]
+    offences = []
+    for found in imports_of(tree, module, is_package):
+        if found.target.split(".")[0] != PACKAGE or found.target == f"{PACKAGE}.__version__":
+            continue
+        other = room_of(found.target)
+        if other not in RANK:
+            offences.append(f"{module}:{found.line}: import from a room, not `{found.target}`")
+        elif other != room and RANK[other] >= RANK[room]:
+            offences.append(f"{module}:{found.line}: `{room}` may not import `{found.target}`")
+    return offences
+
+
+def third_party_offences(tree: ast.Module, module: str, is_package: bool = False) -> list[str]:
+    """Third-party imports that run when the module is imported and that its room may not have."""
+    allowed = THIRD_PARTY.get(room_of(module), CORE) | {PACKAGE, "__future__"} | sys.stdlib_module_names
+    return [
+        f"{module}:{found.line}: import `{found.target}` inside the function that uses it"
+        for found in imports_of(tree, module, is_package)
+        if found.at_module_level and not found.typing_only and found.target.split(".")[0] not in allowed
+    ]
+
+
+def pickle_offences(tree: ast.Module, module: str, is_package: bool = False) -> list[str]:
+    """Uses of anything that can execute code when a file is read."""
+    offences = []
+    for found in imports_of(tree, module, is_package):
+        if found.target.split(".")[0] in PICKLING or found.target in {"torch.load", "torch.save"}:
+            offences.append(f"{module}:{found.line}: `{found.target}`")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"torch.load", "torch.save"}:
+            offences.append(f"{module}:{node.lineno}: `{ast.unparse(node)}`")
+        if (
+            isinstance(node, ast.keyword)
+            and node.arg == "allow_pickle"
+            and ast.unparse(node.value) != "False"
+        ):
+            offences.append(f"{module}:{node.value.lineno}: `allow_pickle`")
+    return offences
+
+
+class Module(NamedTuple):
+    """A module of the package, read but not imported."""
+
+    name: str
+    path: Path
+    text: str
+    tree: ast.Module
+    is_package: bool
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    found = []
+    for path in sorted((SOURCE / PACKAGE).rglob("*.py")):
+        parts = list(path.relative_to(SOURCE).with_suffix("").parts)
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        text = path.read_text(encoding="utf-8")
+        found.append(Module(name, path, text, ast.parse(text, str(path)), is_package))
+    return tuple(found)
+
+
+NAMES = [module.name for module in modules()]
+
+
+def module_named(name: str) -> Module:
+    return next(module for module in modules() if module.name == name)
+
+
+def exports(module: Module) -> tuple[str, ...]:
+    """``__all__`` as it stands in the source or, where it is computed, in the imported module."""
+    assigned = any(
+        isinstance(target, ast.Name) and target.id == "__all__"
+        for node in module.tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    )
+    return tuple(importlib.import_module(module.name).__all__) if assigned else ()
+
+
+Documented = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Documented]]:
+    """Classes, functions and methods with their qualified names."""
+    for node in body:
+        if isinstance(node, Documented):
+            yield prefix + node.name, node
+            if isinstance(node, ast.ClassDef):
+                yield from definitions(node.body, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.If | ast.Try):
+            yield from definitions(node.body + node.orelse, prefix)
+
+
+@cache
+def defined() -> dict[tuple[str, str], Documented]:
+    """The source of a class or function by its module and qualified name.
+
+    Read from the source, for a dataclass or a NamedTuple without a docstring is given one when it is made.
+    """
+    return {(module.name, name): node for module in modules() for name, node in definitions(module.tree.body)}
+
+
+def source_of(value: object) -> Documented | None:
+    """The definition of a class or function of this package, none for anything else."""
+    if not (inspect.isclass(value) or callable(value)):
+        return None
+    return defined().get((getattr(value, "__module__", ""), getattr(value, "__qualname__", "")))
+
+
+@cache
+def described_constants(module: Module) -> frozenset[str]:
+    """Names of a module with a string after their assignment, or a comment beside or before it."""
+    comments = {
+        token.start[0]
+        for token in tokenize.generate_tokens(io.StringIO(module.text).readline)
+        if token.type == tokenize.COMMENT
+    }
+    names: set[str] = set()
+    body = module.tree.body
+    for place, node in enumerate(body):
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        after = body[place + 1] if place + 1 < len(body) else None
+        has_string = (
+            isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+            and isinstance(after.value.value, str)
+        )
+        if has_string or {node.lineno, node.lineno - 1, node.end_lineno} & comments:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {
+                name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)
+            }
+    return frozenset(names)
+
+
+def is_described(module: Module, name: str, value: object) -> bool:
+    node = source_of(value)
+    if node is not None:
+        return bool(ast.get_docstring(node))
+    if inspect.ismodule(value):
+        return bool(value.__doc__)
+    # A constant or a type alias: described where it is made, which for one passed on is another module.
+    return name in described_constants(module) or any(
+        name in described_constants(other) for other in modules() if other.name.startswith(f"{module.name}.")
+    )
+
+
+def has_example(node: Documented) -> bool:
+    """Whether the docstring, or for a class that of one of its methods, holds an example."""
+    nodes = (
+        [node, *(inner for _, inner in definitions(node.body))] if isinstance(node, ast.ClassDef) else [node]
+    )
+    return any(">>>" in (ast.get_docstring(each) or "") for each in nodes)
+
+
+# (a) and (b): imports
+
+
+def test_imports_point_one_way() -> None:
+    offences = [line for m in modules() for line in order_offences(m.tree, m.name, m.is_package)]
+    assert not offences, "\n".join(offences)
+
+
+def test_third_party_imports_wait_until_needed() -> None:
+    offences = [line for m in modules() for line in third_party_offences(m.tree, m.name, m.is_package)]
+    assert not offences, "\n".join(offences)
+
+
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [
+        ("thalweg.layers.attention", "from thalweg.energies import Seq2Seq"),
+        ("thalweg.layers.attention", "from thalweg import energies"),
+        ("thalweg.layers.attention", "import thalweg.energies.seq2seq as s"),
+        ("thalweg.layers.attention", "from ..energies.seq2seq import Seq2Seq"),
+        ("thalweg.layers.attention", "from .. import energies"),
+        ("thalweg.layers.attention", "def f():\n    from thalweg.energies import Seq2Seq"),
+        ("thalweg.layers.attention", "def f():\n    return importlib.import_module('thalweg.energies')"),
+        ("thalweg.layers.attention", "if TYPE_CHECKING:\n    from thalweg.energies import Seq2Seq"),
+        ("thalweg.layers.attention", "import thalweg as t"),
+        ("thalweg.layers.attention", "import thalweg\ndef f():\n    return thalweg.energies.Seq2Seq"),
+        ("thalweg.layers.attention", "import thalweg\ndef f():\n    return thalweg.Seq2Seq"),
+        ("thalweg.layers.attention", "from thalweg import Seq2Seq"),
+        ("thalweg.cli.main", "from thalweg.serve import app"),
+        ("thalweg.serve.app", "from thalweg.cli.main import run"),
+        ("thalweg.cellar.x", "import torch"),
+    ],
+)
+def test_order_checker_can_fail(module: str, code: str) -> None:
+    assert len(order_offences(ast.parse(code), module)) == 1
+
+
+def test_order_checker_lets_the_rest_pass() -> None:
+    code = (
+        "from . import padded\nfrom .padded import Padded\nfrom ..errors import nearest\n"
+        "import torch\nimport thalweg\nthalweg.__version__\n"
+        "from thalweg import __version__\nfrom thalweg.inference import greedy\n"
+    )
+    assert not order_offences(ast.parse(code), "thalweg.layers.attention")
+    assert not order_offences(ast.parse("from .padded import Padded"), "thalweg.layers", is_package=True)
+    assert order_offences(ast.parse("from ..energies import Seq2Seq"), "thalweg.layers", is_package=True)
+
+
+def test_third_party_checker_can_fail() -> None:
+    outside = ast.parse("try:\n    import regex\nexcept ImportError:\n    regex = None")
+    inside = ast.parse("import numpy as np\nimport json\ndef f():\n    import regex")
+    assert third_party_offences(outside, "thalweg.data.symbols")
+    assert not third_party_offences(inside, "thalweg.data.symbols")
+    assert third_party_offences(ast.parse("import typer"), "thalweg.tasks.transduce")
+    assert not third_party_offences(ast.parse("import typer"), "thalweg.cli.main")
+
+
+# (c): what `import thalweg` costs
+
+PROBE = f"""
+import json, sys, time
+import numpy, torch
+known = set(sys.modules)
+before = time.perf_counter()
+import {PACKAGE}
+seconds = time.perf_counter() - before
+print(json.dumps([seconds, sorted(set(sys.modules) - known)]))
+"""
+
+
+def probe() -> tuple[float, set[str]]:
+    """Seconds that the package adds to torch's import in a fresh process, and the top-level names it adds."""
+    path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
+    ran = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    seconds, names = json.loads(ran.stdout)
+    return seconds, {name.partition(".")[0] for name in names}
+
+
+def test_import_is_light() -> None:
+    seconds, names = probe()
+    extra = names - sys.stdlib_module_names - {PACKAGE, *CORE}
+    assert not extra, f"`import {PACKAGE}` also imports {', '.join(sorted(extra))}"
+    # The best of three, since a busy machine slows any one; a fast one settles it.
+    for _ in range(2):
+        if seconds >= LONGEST_IMPORT:
+            seconds = min(seconds, probe()[0])
+    assert seconds < LONGEST_IMPORT, f"`import {PACKAGE}` adds {seconds:.2f} s to torch's own import"
+
+
+# (d) and (e): documentation
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_names_are_described(name: str) -> None:
+    module = module_named(name)
+    assert ast.get_docstring(module.tree), f"{name} has no docstring"
+    loaded = importlib.import_module(name)
+    assert hasattr(loaded, "__all__"), f"{name} has no __all__"
+    public = exports(module)
+    assert len(public) == len(set(public)), f"{name}.__all__ repeats a name"
+    missing = [each for each in public if not hasattr(loaded, each)]
+    assert not missing, f"{name}.__all__ names what is not there: {', '.join(missing)}"
+    bare = [
+        each
+        for each in public
+        if each != "__version__" and not is_described(module, each, getattr(loaded, each))
+    ]
+    assert not bare, f"{name}: no docstring: {', '.join(bare)}"
+
+
+def room_names() -> Iterator[tuple[str, object]]:
+    """The public classes and functions of the rooms, as ``thalweg.room.name``; errors are plain by nature."""
+    for room in ROOMS:
+        # A terminal command or an HTTP route is used by other means; its help page carries the example.
+        if room in {"cli", "serve"} or f"{PACKAGE}.{room}" not in NAMES:
+            continue
+        loaded = importlib.import_module(f"{PACKAGE}.{room}")
+        for name in exports(module_named(f"{PACKAGE}.{room}")):
+            value = getattr(loaded, name)
+            if not (inspect.isclass(value) and issubclass(value, BaseException)):
+                yield f"{PACKAGE}.{room}.{name}", value
+
+
+def test_rooms_show_examples() -> None:
+    without = {name for name, value in room_names() if (node := source_of(value)) and not has_example(node)}
+    lacking = sorted(without - WITHOUT_EXAMPLE.keys())
+    assert not lacking, f"no example (>>>) in the docstring of: {', '.join(lacking)}"
+    stale = sorted(WITHOUT_EXAMPLE.keys() - without)
+    assert not stale, (
+        f"take these out of WITHOUT_EXAMPLE, they have an example or are gone: {', '.join(stale)}"
+    )
+
+
+def run_examples(module: Module, namespace: dict[str, object]) -> tuple[int, str]:
+    """How many examples of a module ran, and what the failing ones said.
+
+    The docstrings are taken from the source, so that one hidden behind a decorator or a descriptor runs too.
+    """
+    said: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    nodes = [
+        (module.name, module.tree),
+        *((f"{module.name}.{n}", d) for n, d in definitions(module.tree.body)),
+    ]
+    for name, node in nodes:
+        text = ast.get_docstring(node)
+        if text:
+            line = node.body[0].lineno - 1
+            case = doctest.DocTestParser().get_doctest(text, dict(namespace), name, str(module.path), line)
+            runner.run(case, out=said.append)
+    return runner.tries, "".join(said)
+
+
+@pytest.mark.parametrize("name", [module.name for module in modules() if ">>>" in module.text])
+def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # an example may write files
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    _, said = run_examples(module_named(name), vars(importlib.import_module(name)))
+    assert not said, said
+
+
+def test_example_runner_can_fail() -> None:
+    text = '@decorated\ndef f():\n    """F.\n\n    >>> 1 + 1\n    3\n    """\n'
+    ran, said = run_examples(Module("made.up", Path("up.py"), text, ast.parse(text), False), {})
+    assert ran == 1
+    assert "Expected:\n    3" in said
+
+
+# (f), (g) and (h): files
+
+
+def test_modules_are_short() -> None:
+    long = {module.name: count for module in modules() if (count := module.text.count("\n")) > LONGEST_MODULE}
+    assert not long, f"more than {LONGEST_MODULE} lines: {long}"
+
+
+def test_nothing_is_pickled() -> None:
+    offences = [line for m in modules() for line in pickle_offences(m.tree, m.name, m.is_package)]
+    assert not offences, "\n".join(offences)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from torch import load",
+        "import torch\ntorch.save(1, 'x')",
+        "np.load(f, allow_pickle=True)",
+    ],
+)
+def test_pickle_checker_can_fail(code: str) -> None:
+    assert pickle_offences(ast.parse(code), "thalweg.learning.checkpoint")
+
+
+def tracked_files() -> list[Path]:
+    """The files of the repository, those that wait to be added included."""
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout, or git is not installed")
+    paths = (ROOT / name for name in listed.stdout.decode().split("\0") if name)
+    return [path for path in paths if path.is_file()]
+
+
+# Folders of one machine; after a word or a dot the slash is part of a web address or of a relative path.
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:" + "|".join(("work", "root", "home", "Users")) + r")/\w")
+
+
+def test_no_machine_paths() -> None:
+    found = []
+    for path in tracked_files():
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue  # not text
+        found += [
+            f"{path.relative_to(ROOT)}:{n}" for n, line in enumerate(lines, 1) if MACHINE_PATH.search(line)
+        ]
+    assert not found, f"paths of one machine: {', '.join(found)}"
+
+
+def test_machine_path_pattern_can_match() -> None:
+    assert MACHINE_PATH.search("open('" + "/".join(("", "home", "ada", "x.tsv")) + "')")
+    assert not MACHINE_PATH.search("https://example.org/" + "home/ada")
