@@ -72,9 +72,7 @@ def imports_of(tree: ast.Module, module: str, is_package: bool = False) -> Itera
                 base = ".".join([*parts[:kept], *([node.module] if node.module else [])])
                 base = base if node.level else (node.module or "")
                 names = [f"{base}.{alias.name}" for alias in node.names]
-            case ast.Call(
-                func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(text)), *_]
-            ):
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(text)), *_]):
                 names = [text] if name in {"import_module", "__import__"} else []
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
                 level = False
@@ -139,11 +137,7 @@ def pickle_offences(tree: ast.Module, module: str, is_package: bool = False) -> 
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and ast.unparse(node) in {"torch.load", "torch.save"}:
             offences.append(f"{module}:{node.lineno}: `{ast.unparse(node)}`")
-        if (
-            isinstance(node, ast.keyword)
-            and node.arg == "allow_pickle"
-            and ast.unparse(node.value) != "False"
-        ):
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
             offences.append(f"{module}:{node.value.lineno}: `allow_pickle`")
     return offences
 
@@ -233,15 +227,11 @@ def described_constants(module: Module) -> frozenset[str]:
             continue
         after = body[place + 1] if place + 1 < len(body) else None
         has_string = (
-            isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
-            and isinstance(after.value.value, str)
+            isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
         )
         if has_string or {node.lineno, node.lineno - 1, node.end_lineno} & comments:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {
-                name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)
-            }
+            names |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
     return frozenset(names)
 
 
@@ -259,9 +249,7 @@ def is_described(module: Module, name: str, value: object) -> bool:
 
 def has_example(node: Documented) -> bool:
     """Whether the docstring, or for a class that of one of its methods, holds an example."""
-    nodes = (
-        [node, *(inner for _, inner in definitions(node.body))] if isinstance(node, ast.ClassDef) else [node]
-    )
+    nodes = [node, *(inner for _, inner in definitions(node.body))] if isinstance(node, ast.ClassDef) else [node]
     return any(">>>" in (ast.get_docstring(each) or "") for each in nodes)
 
 
@@ -374,11 +362,7 @@ def test_public_names_are_described(name: str) -> None:
     assert len(public) == len(set(public)), f"{name}.__all__ repeats a name"
     missing = [each for each in public if not hasattr(loaded, each)]
     assert not missing, f"{name}.__all__ names what is not there: {', '.join(missing)}"
-    bare = [
-        each
-        for each in public
-        if each != "__version__" and not is_described(module, each, getattr(loaded, each))
-    ]
+    bare = [each for each in public if each != "__version__" and not is_described(module, each, getattr(loaded, each))]
     assert not bare, f"{name}: no docstring: {', '.join(bare)}"
 
 
@@ -400,9 +384,7 @@ def test_rooms_show_examples() -> None:
     lacking = sorted(without - WITHOUT_EXAMPLE.keys())
     assert not lacking, f"no example (>>>) in the docstring of: {', '.join(lacking)}"
     stale = sorted(WITHOUT_EXAMPLE.keys() - without)
-    assert not stale, (
-        f"take these out of WITHOUT_EXAMPLE, they have an example or are gone: {', '.join(stale)}"
-    )
+    assert not stale, f"take these out of WITHOUT_EXAMPLE, they have an example or are gone: {', '.join(stale)}"
 
 
 def run_examples(module: Module, namespace: dict[str, object]) -> tuple[int, str]:
@@ -492,9 +474,7 @@ def test_no_machine_paths() -> None:
             lines = path.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError:
             continue  # not text
-        found += [
-            f"{path.relative_to(ROOT)}:{n}" for n, line in enumerate(lines, 1) if MACHINE_PATH.search(line)
-        ]
+        found += [f"{path.relative_to(ROOT)}:{n}" for n, line in enumerate(lines, 1) if MACHINE_PATH.search(line)]
     assert not found, f"paths of one machine: {', '.join(found)}"
 
 

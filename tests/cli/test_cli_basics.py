@@ -66,7 +66,7 @@ def test_defects_keep_their_traceback(cli: Any, monkeypatch: pytest.MonkeyPatch)
     def broken(*args: object, **options: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("thalweg.tasks.transduce.open_pairs", broken)
+    monkeypatch.setattr("thalweg.tasks.transducer.open_pairs", broken)
     assert isinstance(cli("data", "check", "x.tsv").exception, ZeroDivisionError)
 
 
@@ -74,7 +74,7 @@ def test_message_of_an_error_is_one_line(cli: Any, monkeypatch: pytest.MonkeyPat
     def refuse(*args: object, **options: object) -> None:
         raise ConfigError("first [bold]line\nsecond line " + "long " * 60)
 
-    monkeypatch.setattr("thalweg.tasks.transduce.open_pairs", refuse)
+    monkeypatch.setattr("thalweg.tasks.transducer.open_pairs", refuse)
     shown = cli("data", "check", "x.tsv").stderr
     assert shown.count("\n") == 1
     assert shown.startswith("error: first [bold]line second line long")

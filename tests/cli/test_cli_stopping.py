@@ -58,9 +58,7 @@ def test_killed_and_resumed_equals_uninterrupted(
     done = cli("train", "--data", pairs, "--out", whole, *words)
     assert done.exit_code == 0, done.output
 
-    process = start(
-        "train", "--data", pairs, "--out", cut, *words, "checkpoint_every=1", stdout=subprocess.PIPE
-    )
+    process = start("train", "--data", pairs, "--out", cut, *words, "checkpoint_every=1", stdout=subprocess.PIPE)
     wait_for(lambda: steps_done(cut) >= 3, process)
     process.kill()
     process.communicate()
@@ -75,9 +73,7 @@ def test_killed_and_resumed_equals_uninterrupted(
     assert_same_weights(whole, cut)
 
 
-def test_comparison_of_weights_can_fail(
-    cli: Any, trained: Path, tiny: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_comparison_of_weights_can_fail(cli: Any, trained: Path, tiny: tuple[str, ...], tmp_path: Path) -> None:
     data = trained.parent / "pairs.tsv"
     assert cli("train", "--data", data, "--out", tmp_path / "other", "--seed", 1, *tiny).exit_code == 0
     with pytest.raises(AssertionError, match=r"model\.safetensors: "):
@@ -116,9 +112,7 @@ def test_closed_pipe_is_quiet(start: Any, trained: Path, tmp_path: Path) -> None
 
 
 def test_lines_are_answered_as_they_come(start: Any, trained: Path) -> None:
-    process = start(
-        "predict", trained, "--batch-size", 1, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=1
-    )
+    process = start("predict", trained, "--batch-size", 1, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=1)
     for word in ("abc", "fed"):
         process.stdin.write(word + "\n")
         process.stdin.flush()

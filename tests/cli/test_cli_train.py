@@ -39,9 +39,7 @@ def test_prints_guesses_progress_and_next_commands(
     assert "\x1b" not in done.output
 
 
-def test_set_symbols_are_not_called_guessed(
-    cli: Any, pairs: Path, tiny: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_set_symbols_are_not_called_guessed(cli: Any, pairs: Path, tiny: tuple[str, ...], tmp_path: Path) -> None:
     done = cli("train", "--data", pairs, "--out", tmp_path / "run", *tiny, "target_symbols=graphemes")
     assert "target  graphemes, NFC, 10 symbols\n" in done.stderr
 
@@ -63,13 +61,9 @@ def test_standard_input(cli: Any, pairs: Path, tiny: tuple[str, ...], tmp_path: 
     assert "<stdin>: 60 pairs" in done.stderr
 
 
-def test_preset_then_file_then_options_then_words(
-    cli: Any, pairs: Path, tiny: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_preset_then_file_then_options_then_words(cli: Any, pairs: Path, tiny: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text(
-        f"data: {{train: {pairs}}}\nmodel: {{attention: dot}}\ntraining: {{seed: 1, epochs: 9}}\n"
-    )
+    file.write_text(f"data: {{train: {pairs}}}\nmodel: {{attention: dot}}\ntraining: {{seed: 1, epochs: 9}}\n")
     run = tmp_path / "run"
     words = [*tiny, "learning_rate=1e-3"]
     done = cli("train", file, "--model", "gru", "--seed", 7, "--out", run, *words)
@@ -182,9 +176,7 @@ def test_resume_of_a_finished_run(cli: Any, run: Path) -> None:
         (["--model", "gru"], "--model cannot change a run that is resumed"),
     ],
 )
-def test_resume_refuses_another_model_or_data(
-    cli: Any, run: Path, pairs: Path, words: list[str], said: str
-) -> None:
+def test_resume_refuses_another_model_or_data(cli: Any, run: Path, pairs: Path, words: list[str], said: str) -> None:
     before = {file.name: file.read_bytes() for file in run.iterdir()}
     # As many symbols as before, but others: the shapes fit, the meaning does not.
     other = pairs.with_name("other.tsv")

@@ -101,9 +101,7 @@ def test_like_lengths_come_together():
 
 def test_batches_of_one_length_still_mix_between_epochs():
     batches = Batches([Example((4, 5), (4,))] * 100, size=10)
-    assert {frozenset(rows) for rows in batches.epoch(0)}.isdisjoint(
-        frozenset(rows) for rows in batches.epoch(1)
-    )
+    assert {frozenset(rows) for rows in batches.epoch(0)}.isdisjoint(frozenset(rows) for rows in batches.epoch(1))
 
 
 def test_the_batches_of_an_epoch_are_not_in_order_of_length():
@@ -116,9 +114,7 @@ def test_without_shuffling_rows_are_sorted_by_length():
     examples = make(50)
     batches = Batches(examples, size=8, shuffle=False)
     flat = [row for rows in batches.epoch(0) for row in rows]
-    assert flat == sorted(
-        range(50), key=lambda row: (len(examples[row].source), len(examples[row].target), row)
-    )
+    assert flat == sorted(range(50), key=lambda row: (len(examples[row].source), len(examples[row].target), row))
     assert batches.epoch(0) == batches.epoch(9)
 
 
@@ -144,9 +140,7 @@ def test_resuming_in_the_middle(start):
     whole = list(batches.iterate(1))
     rest = list(batches.iterate(1, start=start))
     assert [batch.rows for batch in rest] == [batch.rows for batch in whole[start:]]
-    assert all(
-        torch.equal(a.source.tokens, b.source.tokens) for a, b in zip(rest, whole[start:], strict=True)
-    )
+    assert all(torch.equal(a.source.tokens, b.source.tokens) for a, b in zip(rest, whole[start:], strict=True))
 
 
 def test_to_another_device():

@@ -43,9 +43,7 @@ def test_split_join_split_is_split(text, symbols):
     once = symbols.split(text)
     assert symbols.split(symbols.join(once)) == once
     if symbols.kind != "spaced":
-        assert symbols.join(once) == (
-            text if symbols.normalise == "none" else unicodedata.normalize("NFC", text)
-        )
+        assert symbols.join(once) == (text if symbols.normalise == "none" else unicodedata.normalize("NFC", text))
 
 
 @given(st.text(alphabet="abc\r\n ", max_size=12))

@@ -1,4 +1,4 @@
-"""Seq2Seq: one recurrent call, step by step, and a plain-Python network agree; padding is inert; gradients are right."""
+"""Seq2Seq: one recurrent call, step by step, and a plain-Python network agree; padding is inert."""
 
 import itertools
 
@@ -31,9 +31,7 @@ TARGETS = [[4, 5], [6, 6, 5], []]
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_one_call_equals_step_by_step(cell, attention, bidirectional):
-    model = build(
-        cell=cell, attention=attention, bidirectional=bidirectional, encoder_layers=2, decoder_layers=2
-    )
+    model = build(cell=cell, attention=attention, bidirectional=bidirectional, encoder_layers=2, decoder_layers=2)
     source, target = pad(SOURCES), pad(TARGETS, end=3)
     at_once = model.log_prob(source, target)
     state = model.begin(source)

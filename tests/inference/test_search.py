@@ -76,10 +76,7 @@ class Tree:
     @classmethod
     def read(cls, found: Hypotheses) -> list[tuple[str, float]]:
         assert found.finished.all()
-        return [
-            (" ".join(oracle.WORDS[i] for i in tokens), round(score, 6))
-            for tokens, score, _ in answers(found)
-        ]
+        return [(" ".join(oracle.WORDS[i] for i in tokens), round(score, 6)) for tokens, score, _ in answers(found)]
 
 
 def test_tree_greedy():
@@ -144,9 +141,7 @@ def test_beam_is_the_textbook_algorithm(vocab, eos, depth, impossible, width):
                     length_penalty=penalty,
                 )
                 for item, table in enumerate(every):
-                    expected = oracle.beam(
-                        table, eos=eos, width=width, k=k, max_length=max_length, penalty=penalty
-                    )
+                    expected = oracle.beam(table, eos=eos, width=width, k=k, max_length=max_length, penalty=penalty)
                     assert same(answers(found, item), expected)
                 assert not found.optimal.any()
 

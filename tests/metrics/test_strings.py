@@ -115,13 +115,9 @@ def test_bleu_is_that_of_sacrebleu():
 
 def test_known_figures():
     # kitten / sitting is the textbook distance of 3
-    scores = score_strings(
-        [[tuple("kitten")], [tuple("aba")]], [[tuple("sitting")], [tuple("aba")]], resamples=0
-    )
+    scores = score_strings([[tuple("kitten")], [tuple("aba")]], [[tuple("sitting")], [tuple("aba")]], resamples=0)
     assert values(scores) | {"bleu": 0} == {"accuracy": 0.5, "cer": 0.3, "wer": 0.5, "bleu": 0}
-    sentence = score_strings(
-        [[tuple("the cat  sat")]], [[tuple("the dog sat down")]], words="space", resamples=0
-    )
+    sentence = score_strings([[tuple("the cat  sat")]], [[tuple("the dog sat down")]], words="space", resamples=0)
     assert sentence["wer"].value == 0.5
     perfect = score_strings([[tuple("abcd")]], [[tuple("abcd")]], resamples=20)
     assert values(perfect) == pytest.approx({"accuracy": 1, "cer": 0, "wer": 0, "bleu": 100})

@@ -13,9 +13,7 @@ def plain_pad(sequences, pad, end=None):
 
 def padding_cells(batches, lengths):
     """Cells of padding if each batch is padded to its longest row."""
-    return sum(
-        max(lengths[row] for row in rows) * len(rows) - sum(lengths[row] for row in rows) for rows in batches
-    )
+    return sum(max(lengths[row] for row in rows) * len(rows) - sum(lengths[row] for row in rows) for rows in batches)
 
 
 def covers_once(batches, count, size):

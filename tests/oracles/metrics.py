@@ -85,10 +85,7 @@ def all_scores(hypotheses, references, ks=(), words="item"):
     best = [h[0] for h in lists]
 
     def errors_within(k):
-        return (
-            sum(not any(h in refs for h in hyps[:k]) for hyps, refs in zip(lists, references, strict=True))
-            / n
-        )
+        return sum(not any(h in refs for h in hyps[:k]) for hyps, refs in zip(lists, references, strict=True)) / n
 
     scores = {"accuracy": 1 - errors_within(1), "cer": error_rate(best, references)}
     if words == "space":
@@ -117,8 +114,7 @@ def bootstrap(score, hypotheses, references, draws, level=0.95):
     found = [score([hypotheses[i] for i in rows], [references[i] for i in rows]) for rows in draws]
     tail = (1 - level) / 2
     return {
-        key: (quantile([f[key] for f in found], tail), quantile([f[key] for f in found], 1 - tail))
-        for key in found[0]
+        key: (quantile([f[key] for f in found], tail), quantile([f[key] for f in found], 1 - tail)) for key in found[0]
     }
 
 

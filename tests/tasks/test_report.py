@@ -14,9 +14,9 @@ import pytest
 
 from thalweg.errors import DataError
 from thalweg.tasks.report import write_report
-from thalweg.tasks.report_plots import Curve, curve_svg
-from thalweg.tasks.report_run import read_log, read_run
-from thalweg.tasks.report_text import difference, escape, symbol
+from thalweg.tasks.report.plots import Curve, curve_svg
+from thalweg.tasks.report.run import read_log, read_run
+from thalweg.tasks.report.text import difference, escape, symbol
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 HOSTILE = '<script>alert("x")</script>'
@@ -136,9 +136,7 @@ def write_evaluation(folder: Path, *, words: list[Any] = WORDS, repeat: int = 3)
             }
             for rank, text in enumerate(texts)
         ]
-        items.append(
-            {"source": source, "references": references, "answers": answers, "correct": correct, "edits": 2}
-        )
+        items.append({"source": source, "references": references, "answers": answers, "correct": correct, "edits": 2})
     (folder / "predictions.jsonl").write_text(lines(*items), encoding="utf-8")
     worst = (
         "source\treferences\tprediction\tedits\n"
@@ -168,9 +166,7 @@ def write_run(run: Path) -> Path:
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(CONFIG, encoding="utf-8")
     first = [epoch(number, best=True) for number in range(1, 9)]
-    second = [
-        epoch(number, best=number in (6, 7, 10), loss=9.9 if number == 6 else 0.5) for number in range(6, 13)
-    ]
+    second = [epoch(number, best=number in (6, 7, 10), loss=9.9 if number == 6 else 0.5) for number in range(6, 13)]
     end = {"event": "end", "reason": "patience", "best_epoch": 10, "best": {"accuracy": 0.2}, "seconds": 90.0}
     text = lines(START, *first) + '{"event": "epo\n' + lines(START, *second, end)
     (run / "log.jsonl").write_text(text, encoding="utf-8")
@@ -201,9 +197,7 @@ def test_whole_report(run: Path) -> None:
         "could not be read and are left out: 1.",
     ):  # fmt: skip
         assert expected in page.text, expected
-    assert (
-        page.tags["svg"] == 6
-    )  # loss, accuracy, CER, BLEU, learning rate, gradient norm; forcing is constant
+    assert page.tags["svg"] == 6  # loss, accuracy, CER, BLEU, learning rate, gradient norm; forcing is constant
     assert page.tags["text"] > 20  # text stays text
     assert page.tags["article"] == 8 + 6  # a sample of the 12 wrong, all 6 right
 
@@ -280,9 +274,7 @@ def test_empty_evaluation_says_what_is_missing(tmp_path: Path) -> None:
     assert "stray-file" not in text
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", "null", "[[1]]", '{"scores": 3}', '[{"source": 1}]', "\x00\xff"]
-)
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "[[1]]", '{"scores": 3}', '[{"source": 1}]', "\x00\xff"])
 def test_damaged_files_do_not_stop_the_report(run: Path, content: str) -> None:
     folder = run / "evaluation" / "test"
     names = ["metrics.json", "predictions.jsonl", "worst.tsv", "confusions.tsv", "attention.json"]
@@ -378,7 +370,7 @@ def test_failed_write_keeps_the_old_report(run: Path, monkeypatch: pytest.Monkey
     def refuse(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("thalweg.tasks.report.os.replace", refuse)
+    monkeypatch.setattr("thalweg.learning.checkpoint.os.replace", refuse)
     with pytest.raises(OSError, match="disk full"):
         write_report(run)
     assert (run / "report.html").read_text(encoding="utf-8") == "old"
@@ -397,9 +389,7 @@ def test_not_a_directory(tmp_path: Path, exists: bool) -> None:
 def test_samples_are_fair_and_counts_exact(tmp_path: Path) -> None:
     folder = tmp_path / "evaluation" / "big"
     folder.mkdir(parents=True)
-    items = [
-        {"source": str(n), "references": ["x"], "answers": [], "correct": n % 4 == 0} for n in range(2000)
-    ]
+    items = [{"source": str(n), "references": ["x"], "answers": [], "correct": n % 4 == 0} for n in range(2000)]
     (folder / "predictions.jsonl").write_text(lines(*items), encoding="utf-8")
     record = read_run(tmp_path).evaluations[0]
     assert (record.items, record.correct, len(record.right), len(record.wrong)) == (2000, 500, 8, 8)
@@ -436,9 +426,7 @@ def test_symbols_can_be_seen() -> None:
     "values", [[0.0], [0.0, 0.0], [-3.0, -3.0], [1e-6, 1.0], [1e300, 1.0], [1e308, -1e308], [5e-324, 1.0]]
 )
 def test_curves_of_odd_values(values: list[float]) -> None:
-    svg = curve_svg(
-        [Curve("x", "first", tuple(enumerate(values, start=1)))], prefix="p-", best=1, resumed=[1]
-    )
+    svg = curve_svg([Curve("x", "first", tuple(enumerate(values, start=1)))], prefix="p-", best=1, resumed=[1])
     Page(svg)
     assert "nan" not in svg.lower()
     assert "#0" not in svg  # every stand-in colour was exchanged

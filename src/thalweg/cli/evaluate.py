@@ -38,9 +38,7 @@ def evaluate(
         References,
         typer.Option(help="each: every line counts; any: every source once, any of its targets is right."),
     ] = References.each,
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of the evaluation; the file's by default.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the evaluation; the file's by default.")] = None,
     device: Device = "auto",
     data_root: DataRoot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
@@ -76,9 +74,7 @@ def evaluate(
     if as_json:
         _print_json(result, report)
         return
-    note(
-        f"{test}: {result.items:,} items, {result.words_per_second:,.0f} a second with {search.value} search"
-    )
+    note(f"{test}: {result.items:,} items, {result.words_per_second:,.0f} a second with {search.value} search")
     show_table([_row(score) for score in result.scores.values()], right=("value", "low", "high", "items"))
     say()
     for file, about in FILES.items():

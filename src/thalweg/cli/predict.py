@@ -47,12 +47,8 @@ def predict(
         bool, typer.Option("--attention", help="Also give where each answer symbol looked; only in jsonl.")
     ] = False,
     temperature: Annotated[float, typer.Option(help="Of nucleus sampling.")] = 1.0,
-    top_p: Annotated[
-        float, typer.Option("--top-p", help="Of nucleus sampling: the mass that is kept.")
-    ] = 0.9,
-    top_k: Annotated[
-        int, typer.Option("--top-k", help="Of nucleus sampling: the symbols kept; 0 is all.")
-    ] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Of nucleus sampling: the mass that is kept.")] = 0.9,
+    top_k: Annotated[int, typer.Option("--top-k", help="Of nucleus sampling: the symbols kept; 0 is all.")] = 0,
     seed: Annotated[int, typer.Option(help="Of nucleus sampling.")] = 0,
     max_length: Annotated[
         int, typer.Option("--max-length", help="Symbols at most, end included; 0 suits the training data.")
@@ -77,7 +73,7 @@ def predict(
       thalweg predict runs/names words.txt --search nucleus --k 3 --temperature 0.8 --seed 1
     """
     from thalweg.tasks.config import SearchConfig
-    from thalweg.tasks.transduce import load
+    from thalweg.tasks.transducer import load
 
     if attention and layout is not Format.jsonl:
         raise ConfigError("--attention needs --format jsonl; TSV has no place for it")
@@ -96,9 +92,7 @@ def predict(
     if k > 1 and search is Search.greedy:
         note("note: greedy search gives one answer; --search beam gives more")
     size = batch_size or size
-    stream = transducer.predict(
-        sources, k=k, how=how, attention=attention, unknown=unknown.value, batch_size=size
-    )
+    stream = transducer.predict(sources, k=k, how=how, attention=attention, unknown=unknown.value, batch_size=size)
     _write(stream, _lines(layout), size, copied=unknown is Unknown.copy)
 
 

@@ -26,9 +26,7 @@ Example:
 )
 """The commands under ``thalweg recipe``."""
 
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="One of `thalweg recipe list`.", show_default=False)
-]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="One of `thalweg recipe list`.", show_default=False)]
 
 
 @app.command("list")
@@ -64,16 +62,10 @@ def run_command(
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Settings laid over the recipe's.", show_default=False),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the runs go; runs/NAME if not given.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the runs go; runs/NAME if not given.")] = None,
     data_root: DataRoot = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Runs that differ in the seed alone.")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Throw away what an earlier run left in --out.")
-    ] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs that differ in the seed alone.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what an earlier run left in --out.")] = False,
 ) -> None:
     """Train and measure as a recipe says; run again after Ctrl-C, it goes on where it stopped.
 

@@ -42,9 +42,7 @@ def train(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help=f"lstm-attention, gru-attention, lstm or gru; {DEFAULT_MODEL} if not given."
-        ),
+        typer.Option(metavar="NAME", help=f"lstm-attention, gru-attention, lstm or gru; {DEFAULT_MODEL} if not given."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Run directory; runs/DATA-MODEL if not given.")
@@ -75,9 +73,7 @@ def train(
     raw = _lay_over(raw, {key: value for key, value in options.items() if value is not None}, overrides)
     config = build_config(raw, where=where)
     if not config.data.train:
-        raise ConfigError(
-            "no training data; give `--data train.tsv`, or a config file with `data: {train: ...}`"
-        )
+        raise ConfigError("no training data; give `--data train.tsv`, or a config file with `data: {train: ...}`")
     out = out or default_out(config.data.train, model or (path.stem if path else DEFAULT_MODEL))
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: expected a run directory, got a file; choose another --out")

@@ -35,9 +35,7 @@ class Alphabet:
 
     def __init__(self, symbols: Sequence[str]) -> None:
         if isinstance(symbols, str):
-            raise DataError(
-                f"an alphabet takes a list of symbols, got the text {symbols!r}; use Alphabet.build"
-            )
+            raise DataError(f"an alphabet takes a list of symbols, got the text {symbols!r}; use Alphabet.build")
         self._symbols = tuple(symbols)
         for symbol in self._symbols:
             if not isinstance(symbol, str) or not symbol:
@@ -95,9 +93,7 @@ class Alphabet:
                 result.append("\ufffd")
             elif number not in (PAD, BOS, -1):
                 if not 0 <= number < len(self):
-                    raise ShapeError(
-                        f"ids must be in 0..{len(self) - 1}, the size of the alphabet, got {number}"
-                    )
+                    raise ShapeError(f"ids must be in 0..{len(self) - 1}, the size of the alphabet, got {number}")
                 result.append(self._symbols[number - SPECIALS])
         return tuple(result)
 

@@ -137,9 +137,7 @@ class Batches:
         self._source = np.array([len(example.source) for example in examples])
         self._target = np.array([len(example.target) for example in examples])
         if not self._source.all():
-            raise ShapeError(
-                f"example {int(self._source.argmin())} has an empty source; expected one symbol or more"
-            )
+            raise ShapeError(f"example {int(self._source.argmin())} has an empty source; expected one symbol or more")
 
     def __len__(self) -> int:
         """Batches in an epoch: the number of examples over ``size``, rounded up."""

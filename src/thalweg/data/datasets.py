@@ -94,9 +94,7 @@ def list_datasets(root: Path | None = None) -> tuple[DatasetInfo, ...]:
     return (cmudict, ar2en, *g2p)
 
 
-def load_dataset(
-    name: str, split: str = "train", *, stress: bool = False, root: Path | None = None
-) -> PairFile:
+def load_dataset(name: str, split: str = "train", *, stress: bool = False, root: Path | None = None) -> PairFile:
     """One part of a data set.
 
     ``cmudict`` has the words of 2 to 20 letters and apostrophes with their phones. A word goes by its SHA-256
@@ -155,9 +153,7 @@ def _about(relative: str) -> str:
     for info in list_datasets():
         whole = info.name == relative or info.name.startswith(relative + "/")
         if whole or relative.startswith(_stem(info.name)):
-            return (
-                f"it is part of {info.name} ({info.description}; from {info.source}, {info.licence}): get it"
-            )
+            return f"it is part of {info.name} ({info.description}; from {info.source}, {info.licence}): get it"
     return "check the name"
 
 

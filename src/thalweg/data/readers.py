@@ -170,14 +170,10 @@ def _pairs(name: str, lines: Iterator[tuple[int, str]]) -> PairFile:
             blank = blank or number
             continue
         if blank:
-            raise DataError(
-                f"{name}:{blank}: expected source, tab, target, got an empty line; delete the line"
-            )
+            raise DataError(f"{name}:{blank}: expected source, tab, target, got an empty line; delete the line")
         pairs.append(_pair(name, number, line))
     if not pairs:
-        raise DataError(
-            f"{name}: expected lines of source, tab, target, got an empty file; give a file with pairs"
-        )
+        raise DataError(f"{name}: expected lines of source, tab, target, got an empty file; give a file with pairs")
     return PairFile(name, tuple(pairs))
 
 
@@ -185,18 +181,13 @@ def _pair(name: str, number: int, line: str) -> Pair:
     fields = [field.strip() for field in line.split("\t")]
     if len(fields) != 2:
         shown = line if len(line) <= 60 else line[:57] + "..."
-        remedy = (
-            "put one tab between them" if len(fields) == 1 else "keep the first two or remove the extra tab"
-        )
+        remedy = "put one tab between them" if len(fields) == 1 else "keep the first two or remove the extra tab"
         raise DataError(
-            f"{name}:{number}: expected 2 columns (source, tab, target), "
-            f"got {len(fields)} in {shown!r}; {remedy}"
+            f"{name}:{number}: expected 2 columns (source, tab, target), got {len(fields)} in {shown!r}; {remedy}"
         )
     for column, field in zip(("source", "target"), fields, strict=True):
         if not field:
-            raise DataError(
-                f"{name}:{number}: expected a {column}, got an empty field; fill it in or delete the line"
-            )
+            raise DataError(f"{name}:{number}: expected a {column}, got an empty field; fill it in or delete the line")
     return Pair(fields[0], fields[1], number)
 
 
@@ -260,9 +251,7 @@ def _open(path: str | Path, name: str) -> Iterator[BinaryIO]:
     try:
         file = Path(path).open("rb")  # noqa: SIM115 (a `with` here would catch the reader's errors as well)
     except OSError as error:
-        raise DataError(
-            f"{name}: cannot be opened ({error.strerror or error}); check its permissions"
-        ) from None
+        raise DataError(f"{name}: cannot be opened ({error.strerror or error}); check its permissions") from None
     with file:
         yield _unpack(file)
 

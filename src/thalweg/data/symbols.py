@@ -97,9 +97,7 @@ class Symbols:
             raise ConfigError(f"symbols must be an object with `kind` and `normalise`, got {data!r}")
         for key in data:
             if key not in ("kind", "normalise"):
-                raise ConfigError(
-                    f"symbols have no setting `{key}`; {nearest(str(key), ['kind', 'normalise'])}"
-                )
+                raise ConfigError(f"symbols have no setting `{key}`; {nearest(str(key), ['kind', 'normalise'])}")
         return cls(**data)
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, nearest
 from thalweg.layers.attention import Attention
+from thalweg.layers.dropout import Dropout
 from thalweg.layers.padded import Padded
 from thalweg.layers.recurrent import Cell, Recurrent
 
@@ -42,7 +43,7 @@ class Seq2SeqConfig:
     decoder_layers: int = 1
     bidirectional: bool = True
     attention: Literal["none", "dot", "general", "additive"] = "additive"
-    dropout: float = 0.2
+    dropout: float = 0.3
     reverse_source: bool = False
     tied: bool = False
 
@@ -152,9 +153,10 @@ class Seq2Seq(nn.Module):
             with torch.no_grad():
                 self.target_embedding.weight[pad].zero_()
             self.output.weight = self.target_embedding.weight
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         never = torch.zeros(target_size)
         never[[pad, bos]] = -torch.inf
+        self.never: Tensor  # -inf where no symbol may ever stand
         self.register_buffer("never", never, persistent=False)
 
     @staticmethod
@@ -171,9 +173,7 @@ class Seq2Seq(nn.Module):
         tokens, lengths, mask = source
         if self.config.reverse_source:
             # Each row is turned within its own length; padding stays at the end.
-            turned = (
-                lengths.to(tokens.device)[:, None] - 1 - torch.arange(tokens.size(1), device=tokens.device)
-            )
+            turned = lengths.to(tokens.device)[:, None] - 1 - torch.arange(tokens.size(1), device=tokens.device)
             tokens = tokens.gather(1, torch.where(turned >= 0, turned, turned + tokens.size(1)))
         x = self.dropout(self.source_embedding(tokens))
         outputs, final = self.encoder(x, lengths=lengths, mask=mask)
@@ -222,9 +222,7 @@ class Seq2Seq(nn.Module):
             tokens = torch.where(coins[:, t], target.tokens[:, t], logits[-1].detach().argmax(dim=1))
         return torch.stack(logits, dim=1)
 
-    def _forced(
-        self, target: Padded, memory: Memory | None, state: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor | None]:
+    def _forced(self, target: Padded, memory: Memory | None, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
         first = target.tokens.new_full((target.size, 1), self.bos)
         x = self.dropout(self.target_embedding(torch.cat((first, target.tokens[:, :-1]), dim=1)))
         states, _ = self.decoder(x, state)
@@ -246,11 +244,7 @@ class Seq2Seq(nn.Module):
         weights = self._forced(target, memory, state)[1]
         if weights is None or not self.config.reverse_source:
             return weights
-        turned = (
-            source.lengths.to(weights.device)[:, None]
-            - 1
-            - torch.arange(weights.size(2), device=weights.device)
-        )
+        turned = source.lengths.to(weights.device)[:, None] - 1 - torch.arange(weights.size(2), device=weights.device)
         index = torch.where(turned >= 0, turned, turned + weights.size(2))
         return weights.gather(2, index.unsqueeze(1).expand_as(weights))
 
@@ -270,9 +264,7 @@ class Seq2Seq(nn.Module):
         """Feed ``tokens (R,)``; log-probabilities ``(R, V)`` of the next symbols and the new state."""
         output, hidden = self.decoder.step(self.dropout(self.target_embedding(tokens)), state.hidden)
         logits, _ = self._logits(output.unsqueeze(1), state.memory)
-        return self._normalise(logits.squeeze(1)), Seq2SeqState(
-            hidden, state.items, state.sources, state.memory
-        )
+        return self._normalise(logits.squeeze(1)), Seq2SeqState(hidden, state.items, state.sources, state.memory)
 
     def select(self, state: Seq2SeqState, rows: Tensor) -> Seq2SeqState:
         """Reorder, repeat or drop rows. The memory is laid out anew only when rows change their source."""

@@ -281,13 +281,9 @@ def _check_prefix(prefix: Tensor, batch: int, max_length: int, model: Autoregres
             f"got {int(prefix.min())} ... {int(prefix.max())}"
         )
     if bool(((prefix[:, 1:] >= 0) & (prefix[:, :-1] < 0)).any()):
-        raise ShapeError(
-            "`prefix` must have -1 only past an item's end, got a symbol after -1; move -1 to the end"
-        )
+        raise ShapeError("`prefix` must have -1 only past an item's end, got a symbol after -1; move -1 to the end")
     if model.eos is not None and bool((prefix == model.eos).any()):
-        raise ShapeError(
-            f"`prefix` must not hold eos = {model.eos}, got one; a finished sequence needs no search"
-        )
+        raise ShapeError(f"`prefix` must not hold eos = {model.eos}, got one; a finished sequence needs no search")
     longest = int((prefix >= 0).sum(dim=1).max())
     if longest > max_length:
         raise ConfigError(f"`max_length` must be at least the longest prefix, {longest}, got {max_length}")

@@ -145,9 +145,7 @@ def batch_size(inputs: Any) -> int:
     """
     if isinstance(inputs, Tensor):
         if inputs.dim() == 0:
-            raise ShapeError(
-                "`inputs` must have the batch as its first dimension, got a scalar; add a dimension"
-            )
+            raise ShapeError("`inputs` must have the batch as its first dimension, got a scalar; add a dimension")
         return inputs.size(0)
     if isinstance(inputs, Mapping) and inputs:
         return batch_size(next(iter(inputs.values())))

@@ -101,9 +101,7 @@ def sample_sequences(
     check_at_least_one("n", n)
     check_at_least_one("max_length", max_length)
     if not (0 < temperature < math.inf):
-        raise ConfigError(
-            f"`temperature` must be above 0 and finite, got {temperature!r}; for the limit 0 use greedy"
-        )
+        raise ConfigError(f"`temperature` must be above 0 and finite, got {temperature!r}; for the limit 0 use greedy")
     if top_k is not None:
         check_at_least_one("top_k", top_k)
     if top_p is not None and not 0 < top_p <= 1:

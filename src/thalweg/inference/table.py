@@ -63,9 +63,7 @@ class TableModel:
         for (n, prefix), node in numbers.items():
             for symbol, value in every[n].get(prefix, {}).items():
                 if not 0 <= symbol < vocab_size:
-                    raise ConfigError(
-                        f"symbols must be 0 ... {vocab_size - 1}, got {symbol} after prefix {prefix}"
-                    )
+                    raise ConfigError(f"symbols must be 0 ... {vocab_size - 1}, got {symbol} after prefix {prefix}")
                 log_probs[node, symbol] = value
                 following[node, symbol] = numbers.get((n, (*prefix, symbol)), 0)
         roots = torch.tensor([numbers[n, ()] for n in range(len(every))])
@@ -105,9 +103,7 @@ class TableModel:
         self.bos, self.eos, self.device = bos, eos, log_probs.device
         for name, symbol in (("bos", bos), ("eos", eos)):
             if symbol is not None and not 0 <= symbol < self.vocab_size:
-                raise ConfigError(
-                    f"`{name}` must be 0 ... {self.vocab_size - 1} (vocab_size - 1), got {symbol}"
-                )
+                raise ConfigError(f"`{name}` must be 0 ... {self.vocab_size - 1} (vocab_size - 1), got {symbol}")
         # A start node for each table, from which any symbol (bos is what comes) leads to the table's root.
         starts = roots.unsqueeze(1).expand(-1, self.vocab_size)
         self._first = log_probs.size(0)

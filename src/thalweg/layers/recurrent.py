@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from thalweg.errors import ConfigError, ShapeError, nearest
+from thalweg.layers.dropout import Dropout
 
 __all__ = ["Cell", "Recurrent", "ResetBeforeGRU"]
 
@@ -33,12 +34,10 @@ class ResetBeforeGRU(nn.Module):
     (torch.Size([2, 5, 4]), torch.Size([1, 2, 4]))
     """
 
-    def __init__(
-        self, inputs: int, hidden: int, *, layers: int = 1, bidirectional: bool = False, dropout: float = 0.0
-    ):
+    def __init__(self, inputs: int, hidden: int, *, layers: int = 1, bidirectional: bool = False, dropout: float = 0.0):
         super().__init__()
         self.hidden, self.layers, self.directions = hidden, layers, 2 if bidirectional else 1
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         bound = 1 / math.sqrt(hidden)
         for name, rows, columns in self._parameter_shapes(inputs):
             shape = (rows, columns) if columns else (rows,)
@@ -60,18 +59,14 @@ class ResetBeforeGRU(nn.Module):
         H = self.hidden
         gates = torch.sigmoid(projected[:, : 2 * H] + hidden @ getattr(self, f"gates_{end}").t())
         reset, keep = gates.chunk(2, dim=1)
-        candidate = torch.tanh(
-            projected[:, 2 * H :] + (reset * hidden) @ getattr(self, f"candidate_{end}").t()
-        )
+        candidate = torch.tanh(projected[:, 2 * H :] + (reset * hidden) @ getattr(self, f"candidate_{end}").t())
         return candidate + keep * (hidden - candidate)
 
     def project(self, x: Tensor, end: str) -> Tensor:
         """``W x + b`` for gates and candidate, over any leading shape."""
         return nn.functional.linear(x, getattr(self, f"input_{end}"), getattr(self, f"bias_{end}"))
 
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, state: Tensor | None = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``x (B, T, D)``, ``state (L, B, H)``, ``mask (B, T)`` -> outputs ``(B, T, H * directions)``, final state.
 
         Where the mask is false the state stands still, so that the final state is that of the last real position
@@ -144,10 +139,8 @@ class Recurrent(nn.Module):
             )
         else:
             kind = nn.LSTM if cell == "lstm" else nn.GRU
-            self.core = kind(
-                inputs, hidden, layers, batch_first=True, bidirectional=bidirectional, dropout=between
-            )
-        self.between = nn.Dropout(between)
+            self.core = kind(inputs, hidden, layers, batch_first=True, bidirectional=bidirectional, dropout=between)
+        self.between = Dropout(between)
 
     def forward(
         self,
@@ -165,6 +158,8 @@ class Recurrent(nn.Module):
         T = x.size(1)
         ragged = lengths is not None and int(lengths.min()) < T
         if self.cell == "gru-reset-before":
+            if lengths is not None and ragged and mask is None:
+                mask = torch.arange(T, device=x.device) < lengths.to(x.device)[:, None]
             outputs, final = self.core(x, None if state is None else state[0], mask if ragged else None)
             return outputs, (final,)
         start = state if state is None or self.cell == "lstm" else state[0]

@@ -3,7 +3,8 @@
 from thalweg.learning import losses
 from thalweg.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from thalweg.learning.optimisers import build_optimiser
-from thalweg.learning.trainer import Trainer, TrainingConfig
+from thalweg.learning.settings import TrainingConfig
+from thalweg.learning.trainer import Trainer
 
 __all__ = [
     "Checkpoint",

@@ -78,9 +78,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """
     from safetensors.torch import save
 
-    tensors = {
-        name: tensor.detach().cpu().contiguous().clone() for name, tensor in checkpoint.tensors.items()
-    }
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in checkpoint.tensors.items()}
     meta = {"kind": _KIND, "format": str(FORMAT), "meta": json.dumps(checkpoint.meta, ensure_ascii=False)}
     write_atomically(path, save(tensors, metadata=meta))
 
@@ -110,11 +108,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
             "restore it from a copy or train again"
         ) from None
     try:
-        meta = json.loads(header["meta"])
-    except (KeyError, ValueError):
-        raise CheckpointError(
-            f"{path}: the checkpoint's metadata is damaged; restore it or train again"
-        ) from None
+        meta = dict(json.loads(header["meta"]).items())
+    except (KeyError, ValueError, AttributeError):
+        raise CheckpointError(f"{path}: the checkpoint's metadata is damaged; restore it or train again") from None
     return Checkpoint(tensors, meta)
 
 
@@ -151,7 +147,8 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tenso
     """Put back what :func:`flatten_optimiser` gave, prefix removed.
 
     >>> optimiser = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
-    >>> restore_optimiser(optimiser, {"0.exp_avg": torch.ones(2), "0.exp_avg_sq": torch.ones(2), "0.step": torch.tensor(1.)})
+    >>> slots = {"0.exp_avg": torch.ones(2), "0.exp_avg_sq": torch.ones(2), "0.step": torch.tensor(1.0)}
+    >>> restore_optimiser(optimiser, slots)
     >>> next(iter(optimiser.state.values()))["exp_avg"]
     tensor([1., 1.])
     """

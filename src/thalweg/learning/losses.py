@@ -32,12 +32,12 @@ def sequence_nll(logits: Tensor, gold: Tensor, mask: Tensor, *, smoothing: float
             f"`logits` must be (B, T, V) with `gold` and `mask` (B, T), got {tuple(logits.shape)}, "
             f"{tuple(gold.shape)} and {tuple(mask.shape)}"
         )
-    log_probs = logits.log_softmax(dim=2)
-    # Padding is cut out before anything is multiplied: what stands there may be -inf or NaN.
+    # Padding is cut out before anything is computed: what stands there may be -inf or NaN, and so would its gradient.
+    log_probs = logits.masked_fill(~mask.unsqueeze(2), 0.0).log_softmax(dim=2)
     loss = -log_probs.gather(2, gold.unsqueeze(2)).squeeze(2).masked_fill(~mask, 0.0)
     if smoothing:
         reachable = ~torch.isinf(logits)
         spread = log_probs.masked_fill(~(reachable & mask.unsqueeze(2)), 0.0).sum(dim=2)
         even = -spread / reachable.sum(dim=2).clamp(min=1)
-        loss = torch.lerp(loss, even, smoothing)
+        loss = (1 - smoothing) * loss + smoothing * even  # lerp would make NaN of an infinite loss
     return loss.sum(dim=1)

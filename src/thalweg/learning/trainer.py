@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,91 +24,18 @@ from thalweg.learning.checkpoint import (
     save_checkpoint,
 )
 from thalweg.learning.optimisers import (
-    ForcingSchedule,
-    OptimiserName,
     Plateau,
-    ScheduleName,
     build_optimiser,
     learning_rate_factor,
     teacher_forcing_at,
 )
+from thalweg.learning.settings import TrainingConfig
 from thalweg.metrics import metric_direction
 
-__all__ = ["Batched", "Progress", "Trainer", "TrainingConfig"]
+__all__ = ["Batched", "Progress", "Trainer", "resolve_device"]
 
 Listener = Callable[[dict[str, Any]], None]
 B = TypeVar("B", covariant=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """How a model is trained.
-
-    Attributes:
-        epochs: passes over the training data at most.
-        batch_size: pairs per step.
-        optimiser: ``sgd``, ``adam_l2`` (L2 in the gradient) or ``adamw`` (decoupled decay).
-        learning_rate, weight_decay, momentum: as torch's optimiser of that name.
-        clip: largest norm of the whole gradient; 0 leaves it alone.
-        schedule: ``constant``, ``plateau``, ``inverse_sqrt`` or ``cosine``; warmup: steps of linear rise before it.
-        plateau_factor, plateau_patience: of ``plateau``; epochs without improvement before the rate is cut.
-        teacher_forcing: probability of feeding the true previous symbol; ``teacher_forcing_end`` its last value.
-        teacher_forcing_schedule: ``constant``, ``linear`` or ``inverse_sigmoid`` between the two.
-        label_smoothing: mass spread evenly over all symbols.
-        average: decay of an exponential moving average of the weights, which is what is evaluated and kept;
-            0 keeps the plain weights.
-        metric: dev metric that chooses the best model (``loss``, ``accuracy``, ``cer``, ``wer``, ``bleu``, ...).
-        patience: epochs without improvement before stopping; 0 never stops early.
-        seed: of everything random.
-        precision: ``32-true``, ``bf16-mixed`` or ``16-mixed``.
-        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
-        checkpoint_every: steps between checkpoints inside an epoch; each epoch ends with one anyway.
-
-    >>> TrainingConfig(epochs=3).optimiser
-    'adamw'
-    """
-
-    epochs: int = 20
-    batch_size: int = 32
-    optimiser: OptimiserName = "adamw"
-    learning_rate: float = 3e-3
-    weight_decay: float = 0.01
-    momentum: float = 0.0
-    clip: float = 1.0
-    schedule: ScheduleName = "constant"
-    warmup: int = 0
-    plateau_factor: float = 0.5
-    plateau_patience: int = 2
-    teacher_forcing: float = 1.0
-    teacher_forcing_end: float = 0.0
-    teacher_forcing_schedule: ForcingSchedule = "constant"
-    label_smoothing: float = 0.0
-    average: float = 0.0
-    metric: str = "wer"
-    patience: int = 0
-    seed: int = 0
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    checkpoint_every: int = 1000
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"training.{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("weight_decay", "momentum", "clip", "warmup", "patience", "plateau_patience", "seed"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"training.{name} must be 0 or more, got {getattr(self, name)}")
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise ConfigError(f"training.learning_rate must be positive, got {self.learning_rate}")
-        for name in ("teacher_forcing", "teacher_forcing_end"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"training.{name} must be in [0, 1], got {getattr(self, name)}")
-        for name in ("label_smoothing", "average"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"training.{name} must be in [0, 1), got {getattr(self, name)}")
-        if not 0 < self.plateau_factor < 1:
-            raise ConfigError(f"training.plateau_factor must be in (0, 1), got {self.plateau_factor}")
-        metric_direction(self.metric)
 
 
 class Batched(Protocol[B]):
@@ -116,8 +43,8 @@ class Batched(Protocol[B]):
 
     def __len__(self) -> int: ...
 
-    def iterate(self, epoch: int, start: int = 0) -> Iterator[B]:
-        """Batches of an epoch from number ``start`` on."""
+    def iterate(self, n: int, start: int = 0) -> Iterator[B]:
+        """Batches of epoch ``n`` from number ``start`` on."""
         ...
 
 
@@ -141,15 +68,19 @@ class Progress:
     waited: int = 0
     best_epoch: int = 0
     best_value: float | None = None
+    best_loss: float | None = None
     best_metrics: dict[str, float] = field(default_factory=dict)
     plateau: list[float] = field(default_factory=lambda: [1.0, 0])
     finished: str = ""
 
-    def better(self, value: float, *, higher: bool) -> bool:
-        """Whether ``value`` beats the best so far; NaN never does."""
+    def better(self, value: float, *, higher: bool, loss: float | None = None) -> bool:
+        """Whether ``value`` beats the best so far; a tie goes to the lower ``loss``, NaN never wins."""
         if math.isnan(value):
             return False
-        return self.best_value is None or (value > self.best_value if higher else value < self.best_value)
+        if self.best_value is None or value == self.best_value:
+            before = math.inf if self.best_loss is None else self.best_loss
+            return self.best_value is None or (loss is not None and loss < before)
+        return value > self.best_value if higher else value < self.best_value
 
 
 class Trainer:
@@ -207,8 +138,13 @@ class Trainer:
         self.model, self.optimiser = self.fabric.setup(model, optimiser)
         self.progress = Progress()
         self.average: dict[str, Tensor] = {}
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
         if config.average:
-            self.average = {name: value.detach().clone() for name, value in model.state_dict().items()}
+            followed = {name: value.detach() for name, value in model.state_dict().items()}
+            self.average = {name: value.clone() for name, value in followed.items()}
+            moving = [name for name, value in followed.items() if value.is_floating_point()]
+            self._averaged = [self.average[name] for name in moving]
+            self._followed = [followed[name] for name in moving]
         self._stop = threading.Event()
 
     @property
@@ -244,9 +180,7 @@ class Trainer:
             progress.batch += 1
             progress.step += 1
             progress.epoch_seconds = before + time.perf_counter() - began
-            self.listener(
-                {"event": "step", "epoch": progress.epoch + 1, "batch": progress.batch, "batches": count}
-            )
+            self.listener({"event": "step", "epoch": progress.epoch + 1, "batch": progress.batch, "batches": count})
             if self._stop.is_set() and progress.batch < count:
                 return False
             if progress.step % self.config.checkpoint_every == 0 and progress.batch < count:
@@ -255,9 +189,7 @@ class Trainer:
 
     def _step(self, batch: Any, plateau: float, *, total: int) -> None:
         config, progress = self.config, self.progress
-        factor = plateau * learning_rate_factor(
-            config.schedule, progress.step, warmup=config.warmup, total=total
-        )
+        factor = plateau * learning_rate_factor(config.schedule, progress.step, warmup=config.warmup, total=total)
         for group in self.optimiser.param_groups:
             group["lr"] = config.learning_rate * factor
         share = progress.step / max(1, total - 1)
@@ -268,10 +200,7 @@ class Trainer:
         self.optimiser.zero_grad(set_to_none=True)
         self.fabric.backward(summed / terms)
         if config.clip:
-            norm = self.fabric.clip_gradients(
-                self.model, self.optimiser, max_norm=config.clip, error_if_nonfinite=False
-            )
-            progress.norm_sum += float(norm) if norm is not None else 0.0
+            progress.norm_sum += self._clip(config.clip)
             progress.norm_count += 1
         value = float(summed.detach())
         if not math.isfinite(value):
@@ -285,15 +214,19 @@ class Trainer:
         if self.average:
             self._update_average()
 
+    def _clip(self, limit: float) -> float:
+        """Scale the whole gradient down to norm ``limit``; returns the norm it had."""
+        if self.config.precision == "32-true":
+            norm = nn.utils.clip_grad_norm_(self._parameters, limit, foreach=True)
+        else:
+            norm = self.fabric.clip_gradients(self.model, self.optimiser, max_norm=limit, error_if_nonfinite=False)
+        return 0.0 if norm is None else float(norm)
+
     def _update_average(self) -> None:
         # A short memory at first, so that the random start is forgotten quickly.
         decay = min(self.config.average, (1 + self.progress.step) / (10 + self.progress.step))
-        for name, value in self.raw.state_dict().items():
-            kept = self.average[name]
-            if kept.is_floating_point():
-                kept.lerp_(value.detach(), 1 - decay)
-            else:
-                kept.copy_(value)
+        for kept, value in zip(self._averaged, self._followed, strict=True):
+            kept.lerp_(value, 1 - decay)
 
     def _close_epoch(self, plateau: Plateau) -> None:
         """Evaluate, keep the best, log, checkpoint, decide whether to go on."""
@@ -304,11 +237,10 @@ class Trainer:
         with self._averaged_weights(), torch.no_grad():
             metrics = self.evaluate(self.raw)
             if config.metric not in metrics:
-                raise ConfigError(
-                    f"metric `{config.metric}` is not among the dev metrics: {', '.join(metrics)}"
-                )
+                raise ConfigError(f"metric `{config.metric}` is not among the dev metrics: {', '.join(metrics)}")
             value = metrics[config.metric]
-            best = progress.better(value, higher=metric_direction(config.metric))
+            loss = metrics.get("loss")
+            best = progress.better(value, higher=metric_direction(config.metric), loss=loss)
             if best:
                 weights = dict(self.raw.state_dict())
                 meta = {**self.meta, "epoch": progress.epoch + 1, "metrics": metrics}
@@ -316,7 +248,8 @@ class Trainer:
         progress.epoch += 1
         progress.seconds += speed_seconds + time.perf_counter() - began
         if best:
-            progress.best_value, progress.best_epoch, progress.best_metrics = value, progress.epoch, metrics
+            progress.best_value, progress.best_loss = value, loss
+            progress.best_epoch, progress.best_metrics = progress.epoch, metrics
         progress.waited = 0 if best else progress.waited + 1
         if config.schedule == "plateau":
             plateau.update(best)
@@ -367,6 +300,8 @@ class Trainer:
             yield
             return
         current = {name: value.detach().clone() for name, value in self.raw.state_dict().items()}
+        # Whole numbers (counters) are not averaged: they stand as they are.
+        self.average |= {name: value for name, value in current.items() if not value.is_floating_point()}
         self.raw.load_state_dict(self.average)
         try:
             yield
@@ -434,7 +369,5 @@ def resolve_device(name: str) -> str:
     if name == "auto":
         return "cuda" if present["cuda"] else "cpu"
     if not present.get(name, False):
-        raise ConfigError(
-            f"device `{name}` was asked for but torch finds none here; use `device=auto` or `device=cpu`"
-        )
+        raise ConfigError(f"device `{name}` was asked for but torch finds none here; use `device=auto` or `device=cpu`")
     return name

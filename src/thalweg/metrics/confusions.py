@@ -105,9 +105,7 @@ def confusions(
             if len(items) < examples:
                 items.append(mistake.item)
     found = [Confusion(*pair, count, tuple(seen[pair])) for pair, count in counts.items()]
-    return sorted(
-        found, key=lambda c: (-c.count, c.gold is None, c.gold or "", c.predicted is None, c.predicted or "")
-    )
+    return sorted(found, key=lambda c: (-c.count, c.gold is None, c.gold or "", c.predicted is None, c.predicted or ""))
 
 
 def worst(
@@ -126,9 +124,7 @@ def worst(
     """
     if limit is not None and limit < 0:
         raise ConfigError(f"`limit` must be 0 or more, got {limit}; None keeps all")
-    return sorted(_mistakes(hypotheses, references), key=lambda m: (-m.edits, len(m.reference), m.item))[
-        :limit
-    ]
+    return sorted(_mistakes(hypotheses, references), key=lambda m: (-m.edits, len(m.reference), m.item))[:limit]
 
 
 def _mistakes(

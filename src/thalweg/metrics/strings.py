@@ -207,9 +207,7 @@ def score_strings(
     }
 
 
-def check_items(
-    hypotheses: Sequence[Sequence[Sequence[str]]], references: Sequence[Sequence[Sequence[str]]]
-) -> None:
+def check_items(hypotheses: Sequence[Sequence[Sequence[str]]], references: Sequence[Sequence[Sequence[str]]]) -> None:
     """Raise unless there are as many k-best lists as reference lists, at least one, and all hold sequences.
 
     >>> check_items([[("a",)], []], [[("a",)], [("b",), ("c",)]])
@@ -220,9 +218,7 @@ def check_items(
             f"got {len(hypotheses)} and {len(references)}; pass an empty list where nothing was predicted"
         )
     if not hypotheses:
-        raise DataError(
-            "there must be at least one item to score, got none; check that the file is not empty"
-        )
+        raise DataError("there must be at least one item to score, got none; check that the file is not empty")
     for item, answers in enumerate(references):
         if not answers:
             raise DataError(f"item {item} must have at least one reference, got none; drop the item")
@@ -241,13 +237,9 @@ def _check_options(ks: Sequence[int], words: str, resamples: int, level: float) 
         if k != int(k) or k < 1:
             raise ConfigError(f"`ks` must hold whole numbers of at least 1, got {k}; e.g. ks=(1, 5)")
     if words not in ("item", "space"):
-        raise ConfigError(
-            f"`words` must be item or space, got `{words}`; {nearest(words, ['item', 'space'])}"
-        )
+        raise ConfigError(f"`words` must be item or space, got `{words}`; {nearest(words, ['item', 'space'])}")
     if resamples < 0:
-        raise ConfigError(
-            f"`resamples` must be 0 or more, got {resamples}; 1000 is usual, 0 gives no intervals"
-        )
+        raise ConfigError(f"`resamples` must be 0 or more, got {resamples}; 1000 is usual, 0 gives no intervals")
     if not 0 < level < 1:
         raise ConfigError(f"`level` must lie between 0 and 1, got {level}; 0.95 is usual")
 
@@ -258,9 +250,7 @@ def _distance() -> Distance:
     return Levenshtein.distance
 
 
-def _closest(
-    hypothesis: tuple[int, ...], references: Sequence[tuple[int, ...]], distance: Distance
-) -> tuple[int, int]:
+def _closest(hypothesis: tuple[int, ...], references: Sequence[tuple[int, ...]], distance: Distance) -> tuple[int, int]:
     if hypothesis in references:
         return references.index(hypothesis), 0
     edits = [distance(hypothesis, reference) for reference in references]

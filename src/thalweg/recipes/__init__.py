@@ -56,7 +56,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class RecipeResult:
-    """Where the runs are, the report of the first, and the table ``metric, published, mean, spread, runs``."""
+    """Where the runs are, the report of the first, and the table ``metric, published, mean, spread, runs``.
+
+    >>> RecipeResult(Path("runs/demo"), None, []).finished
+    True
+    """
 
     directory: Path
     report: Path | None
@@ -70,7 +74,7 @@ def list_recipes() -> tuple[Recipe, ...]:
     >>> "demo" in [recipe.name for recipe in list_recipes()]
     True
     """
-    files = resources.files(__package__).iterdir()
+    files = resources.files("thalweg.recipes").iterdir()
     names = sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
     return tuple(load_recipe(name) for name in names)
 
@@ -85,7 +89,7 @@ def load_recipe(name: str) -> Recipe:
     """
     import yaml
 
-    folder = resources.files(__package__)
+    folder = resources.files("thalweg.recipes")
     known = [file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")]
     if name not in known:
         raise ConfigError(f"recipe `{name}` is not known; {nearest(name, known)}")
@@ -119,7 +123,7 @@ def run_recipe(
     Args:
         out: gets ``seed-N/`` run directories, ``results.json`` and ``results.md``.
         root: folder of known data sets.
-        seeds: the first so many of the recipe's seeds only.
+        seeds: so many runs, seeds 0, 1, ...; the recipe's own seeds by default.
         overrides: ``key=value`` words over the recipe's settings.
         fresh: remove what ``out`` holds of this recipe first.
 
@@ -127,7 +131,7 @@ def run_recipe(
     'run_recipe'
     """
     out = Path(out)
-    chosen = recipe.seeds[:seeds] if seeds else recipe.seeds
+    chosen = tuple(range(seeds)) if seeds else recipe.seeds
     directories = [out / f"seed-{seed}" for seed in chosen]
     if fresh and not recipe.model_of:
         for directory in directories:
@@ -164,9 +168,7 @@ def _complete(directory: Path) -> bool:
     return last.exists() and bool(load_checkpoint(last).meta["progress"]["finished"])
 
 
-def _measure(
-    recipe: Recipe, directory: Path, root: Path | None, listener: Listener | None
-) -> dict[str, float]:
+def _measure(recipe: Recipe, directory: Path, root: Path | None, listener: Listener | None) -> dict[str, float]:
     values: dict[str, float] = {}
     for entry in recipe.evaluations:
         entry = dict(entry)

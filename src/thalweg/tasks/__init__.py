@@ -9,7 +9,9 @@ from thalweg.tasks.config import (
     read_config,
 )
 from thalweg.tasks.evaluation import Evaluation, evaluate
-from thalweg.tasks.transduce import Answer, Prediction, TrainResult, Transducer, load, train
+from thalweg.tasks.report import write_report
+from thalweg.tasks.transduce import TrainResult, train
+from thalweg.tasks.transducer import Answer, Prediction, Transducer, load
 
 __all__ = [
     "Answer",
@@ -26,4 +28,5 @@ __all__ = [
     "load",
     "read_config",
     "train",
+    "write_report",
 ]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from thalweg.energies.seq2seq import Seq2SeqConfig
 from thalweg.errors import ConfigError, nearest
-from thalweg.learning.trainer import TrainingConfig
+from thalweg.learning.settings import TrainingConfig
 
 __all__ = [
     "PRESETS",
@@ -54,6 +55,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
             raise ConfigError(f"data.held_out must be in (0, 1), got {self.held_out}")
+        _check_choices(self, "data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +90,11 @@ class SearchConfig:
             raise ConfigError("search.max_length and search.top_k must be 0 or more")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"search.top_p must be in (0, 1], got {self.top_p}")
-        if self.temperature <= 0:
+        if not self.temperature > 0:  # NaN too
             raise ConfigError(f"search.temperature must be positive, got {self.temperature}")
+        if not math.isfinite(self.length_penalty):
+            raise ConfigError(f"search.length_penalty must be finite, got {self.length_penalty}")
+        _check_choices(self, "search")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +118,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gru": {"model": {"cell": "gru", "attention": "none"}},
 }
 """Settings by the name given to ``--model``; anything in them can be overridden."""
+
+
+def _check_choices(config: object, section: str) -> None:
+    for name, hint in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise ConfigError(f"{section}.{name} `{value}` is not known; {nearest(str(value), get_args(hint))}")
 
 
 def build_config(raw: Mapping[str, Any], kind: type[T] = TransduceConfig, *, where: str = "config") -> T:
@@ -143,13 +155,13 @@ def build_config(raw: Mapping[str, Any], kind: type[T] = TransduceConfig, *, whe
 def _check_keys(raw: object, kind: Any, where: str, prefix: str) -> None:
     if not isinstance(raw, Mapping):
         got = type(raw).__name__
-        raise ConfigError(
-            f"{where}: expected settings as `key: value` lines under `{prefix or 'the top'}`, got {got}"
-        )
+        raise ConfigError(f"{where}: expected settings as `key: value` lines under `{prefix or 'the top'}`, got {got}")
     hints = get_type_hints(kind)
     for key, value in raw.items():
         if key not in hints:
             raise ConfigError(f"{where}: `{prefix}{key}` is not a setting; {nearest(str(key), hints)}")
+        if isinstance(value, bool) and hints[key] in (int, float):
+            raise ConfigError(f"{where}: `{prefix}{key}`: expected a number, got {str(value).lower()}")
         if dataclasses.is_dataclass(hints[key]):
             _check_keys(value, hints[key], where, f"{prefix}{key}.")
 

@@ -16,7 +16,8 @@ from thalweg.errors import ConfigError
 from thalweg.learning.checkpoint import write_atomically
 from thalweg.metrics import Score, closest_reference, confusions, score_strings, worst
 from thalweg.tasks.config import SearchConfig
-from thalweg.tasks.transduce import Prediction, Transducer, load, open_pairs, words_of
+from thalweg.tasks.transduce import words_of
+from thalweg.tasks.transducer import Prediction, Transducer, load, open_pairs
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -177,9 +178,7 @@ def _write_tables(
     rows = ["source\treferences\tprediction\tedits\n"]
     for mistake in worst(answers, gold, limit=200):
         item = items[mistake.item]
-        rows.append(
-            f"{item.source}\t{' | '.join(item.references)}\t{join(mistake.hypothesis)}\t{mistake.edits}\n"
-        )
+        rows.append(f"{item.source}\t{' | '.join(item.references)}\t{join(mistake.hypothesis)}\t{mistake.edits}\n")
     _write(directory / "worst.tsv", "".join(rows))
     rows = ["gold\tpredicted\tcount\n"]
     for confusion in confusions(answers, gold):

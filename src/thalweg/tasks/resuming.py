@@ -35,10 +35,9 @@ def check_continues(path: Path, before: Mapping[str, Any], now: Mapping[str, Any
         kept = {key: value for key, value in new["training"].items() if key in FIXED}
         pairs |= {f"training.{key}": (old["training"].get(key, value), value) for key, value in kept.items()}
         sides = [side for side in ("source", "target") if before.get(side) != now.get(side)]
+        other_data = before.get("data") != now.get("data")
     except (KeyError, AttributeError, TypeError, ValueError):
-        raise CheckpointError(
-            f"{path}: expected a transduction run, got another kind; name another run"
-        ) from None
+        raise CheckpointError(f"{path}: expected a transduction run, got another kind; name another run") from None
     for key, (was, value) in pairs.items():
         if was != value:
             raise CheckpointError(
@@ -47,5 +46,10 @@ def check_continues(path: Path, before: Mapping[str, Any], now: Mapping[str, Any
     if sides:
         raise CheckpointError(
             f"{path}: expected the {' and '.join(sides)} symbols it was trained on, got others; "
+            "resume with the same data or choose another --out"
+        )
+    if other_data:
+        raise CheckpointError(
+            f"{path}: expected the training pairs it was begun with, got others; "
             "resume with the same data or choose another --out"
         )

@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from thalweg.tasks.report_run import as_number
+from thalweg.tasks.report.run import as_number
 
 __all__ = [
     "describe",

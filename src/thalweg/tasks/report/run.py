@@ -230,9 +230,7 @@ def _sample_predictions(path: Path, record: EvaluationRecord) -> None:
         record.items += 1
         is_right = item.get("correct") is True
         record.correct += is_right
-        kept, seen = (
-            (record.right, record.correct) if is_right else (record.wrong, record.items - record.correct)
-        )
+        kept, seen = (record.right, record.correct) if is_right else (record.wrong, record.items - record.correct)
         if len(kept) < SAMPLES:
             kept.append(item)
         elif (place := chance.randrange(seen)) < SAMPLES:

@@ -50,9 +50,7 @@ class Curve:
     points: tuple[tuple[int, float], ...]
 
 
-def curve_svg(
-    curves: Sequence[Curve], *, prefix: str, best: int | None = None, resumed: Sequence[int] = ()
-) -> str:
+def curve_svg(curves: Sequence[Curve], *, prefix: str, best: int | None = None, resumed: Sequence[int] = ()) -> str:
     """A chart of values over epochs as an `<svg>` element for use inside a page.
 
     Args:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
 from thalweg.errors import DataError
-from thalweg.tasks.report_answers import answers_section
-from thalweg.tasks.report_parts import commands, config_section, header, results, training
-from thalweg.tasks.report_run import RunRecord, read_run
-from thalweg.tasks.report_text import escape, foreign
+from thalweg.learning.checkpoint import write_atomically
+from thalweg.tasks.report.answers import answers_section
+from thalweg.tasks.report.parts import commands, config_section, header, results, training
+from thalweg.tasks.report.run import RunRecord, read_run
+from thalweg.tasks.report.text import escape, foreign
 
 __all__ = ["write_report"]
 
@@ -42,9 +42,11 @@ def write_report(run: Path) -> Path:
             "give the directory that `thalweg train --out` wrote."
         )
     record = read_run(run)
-    template = files("thalweg.tasks").joinpath("report.html").read_text(encoding="utf-8")
+    template = files("thalweg.tasks.report").joinpath("page.html").read_text(encoding="utf-8")
     page = Template(template).substitute(title=escape(record.name), body=_body(record))
-    return _write(run / "report.html", page)
+    path = run / "report.html"
+    write_atomically(path, page.encode())
+    return path
 
 
 def _body(record: RunRecord) -> str:
@@ -58,13 +60,3 @@ def _body(record: RunRecord) -> str:
         f"{header(record)}<nav>{''.join(links)}</nav><main>{results(record)}{training(record.log)}{answers}"
         f"{commands(record)}{config_section(record)}</main>"
     )
-
-
-def _write(path: Path, text: str) -> Path:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thalweg.tasks.report_plots import Curve, curve_svg
-from thalweg.tasks.report_run import EvaluationRecord, RunRecord, TrainingLog, as_number
-from thalweg.tasks.report_text import describe, duration, escape, figure, foreign, note
+from thalweg.tasks.report.plots import Curve, curve_svg
+from thalweg.tasks.report.run import EvaluationRecord, RunRecord, TrainingLog, as_number
+from thalweg.tasks.report.text import describe, duration, escape, figure, foreign, note
 
 __all__ = ["commands", "config_section", "header", "results", "training"]
 
@@ -27,9 +27,7 @@ def header(record: RunRecord) -> str:
     True
     """
     facts = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{foreign(value)}</dd></div>"
-        for name, value in _facts(record)
-        if value
+        f"<div><dt>{escape(name)}</dt><dd>{foreign(value)}</dd></div>" for name, value in _facts(record) if value
     )
     return (
         f'<header><p class="brand">Thalweg · run report</p><h1>{foreign(record.name)}</h1>'
@@ -131,9 +129,7 @@ def _scores(evaluation: EvaluationRecord) -> list[_Score]:
         higher = score.get("higher_is_better")
         better = "" if not isinstance(higher, bool) else "higher is better" if higher else "lower is better"
         name = _display_name(key, score.get("name"))
-        scores.append(
-            _Score(key, name, value, value if low is None else low, value if high is None else high, better)
-        )
+        scores.append(_Score(key, name, value, value if low is None else low, value if high is None else high, better))
     return scores
 
 
@@ -273,7 +269,7 @@ def _chart(place: int, title: str, curves: Sequence[Curve], log: TrainingLog) ->
 
 
 def commands(record: RunRecord) -> str:
-    """The commands that evaluate, predict, serve, resume and train again, ready to paste.
+    """The commands that evaluate, predict, resume and train again, ready to paste.
 
     >>> from pathlib import Path
     >>> "thalweg evaluate &#x27;my run&#x27; test.tsv" in commands(RunRecord(path=Path("my run"), name="x"))
@@ -285,7 +281,6 @@ def commands(record: RunRecord) -> str:
     lines += [
         ("Predict from the keyboard or a pipe", ["thalweg", "predict", run, "-", "--k", "5"]),
         ("Predict a file", ["thalweg", "predict", run, "words.txt", "--k", "5"]),
-        ("Serve over HTTP, with a page to try it", ["thalweg", "serve", run]),
         ("Resume training", ["thalweg", "train", f"{run}/config.yaml", "--out", run, "--resume"]),
         ("Train again", ["thalweg", "train", f"{run}/config.yaml", "--out", f"{run}-again"]),
     ]

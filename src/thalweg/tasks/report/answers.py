@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from thalweg.tasks.report_run import EvaluationRecord, as_number
-from thalweg.tasks.report_text import difference, escape, figure, foreign, note, probability, symbol
+from thalweg.tasks.report.run import EvaluationRecord, as_number
+from thalweg.tasks.report.text import difference, escape, figure, foreign, note, probability, symbol
 
 __all__ = ["answers_section", "attention_maps", "confusion_table", "prediction_card", "worst_table"]
 
@@ -62,9 +62,7 @@ def prediction_card(item: dict[str, Any]) -> str:
     answers = [each for each in _list(item.get("answers")) if isinstance(each, dict)]
     best = str(answers[0].get("text", "")) if answers else ""
     closest = _closest(best, references)
-    shown = [
-        difference(each, best) if each == closest and each != best else foreign(each) for each in references
-    ]
+    shown = [difference(each, best) if each == closest and each != best else foreign(each) for each in references]
     lines = "".join(_answer(each, references, closest) for each in answers[:ANSWERS])
     kind = "right" if item.get("correct") is True else "wrong"
     return (
@@ -177,9 +175,7 @@ def confusion_table(rows: Sequence[tuple[str, str, int]] | None) -> str:
         for gold, guess, count in rows
     )
     head = "<th>expected</th><th>predicted</th><th></th><th class=number>count</th><th class=wide></th>"
-    return (
-        f'<div class="card scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+    return f'<div class="card scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _kind(gold: str, guess: str) -> str:
@@ -203,9 +199,7 @@ def worst_table(rows: Sequence[Sequence[str]] | None) -> str:
         for source, reference, guess, edits in rows
     )
     head = "<th>source</th><th>expected</th><th>predicted</th><th class=number>edits</th>"
-    return (
-        f'<div class="card scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+    return f'<div class="card scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _against_closest(guess: str, references: str) -> str:

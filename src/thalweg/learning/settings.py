@@ -1,0 +1,84 @@
+"""How a model is trained: one frozen, checked set of settings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from thalweg.errors import ConfigError
+from thalweg.learning.optimisers import ForcingSchedule, OptimiserName, ScheduleName
+from thalweg.metrics import metric_direction
+
+__all__ = ["TrainingConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How a model is trained.
+
+    Attributes:
+        epochs: passes over the training data at most.
+        batch_size: pairs per step.
+        optimiser: ``sgd``, ``adam_l2`` (L2 in the gradient) or ``adamw`` (decoupled decay).
+        learning_rate, weight_decay, momentum: as torch's optimiser of that name.
+        clip: largest norm of the whole gradient; 0 leaves it alone.
+        schedule: ``constant``, ``plateau``, ``inverse_sqrt`` or ``cosine``; warmup: steps of linear rise before it.
+        plateau_factor, plateau_patience: of ``plateau``; epochs without improvement before the rate is cut.
+        teacher_forcing: probability of feeding the true previous symbol; ``teacher_forcing_end`` its last value.
+        teacher_forcing_schedule: ``constant``, ``linear`` or ``inverse_sigmoid`` between the two.
+        label_smoothing: mass spread evenly over all symbols.
+        average: decay of an exponential moving average of the weights, which is what is evaluated and kept;
+            0 keeps the plain weights.
+        metric: dev metric that chooses the best model (``loss``, ``accuracy``, ``cer``, ``wer``, ``bleu``, ...).
+        patience: epochs without improvement before stopping; 0 never stops early.
+        seed: of everything random.
+        precision: ``32-true``, ``bf16-mixed`` or ``16-mixed``.
+        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
+        checkpoint_every: steps between checkpoints inside an epoch; each epoch ends with one anyway.
+
+    >>> TrainingConfig(epochs=3).optimiser
+    'adamw'
+    """
+
+    epochs: int = 20
+    batch_size: int = 32
+    optimiser: OptimiserName = "adamw"
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.1
+    momentum: float = 0.0
+    clip: float = 1.0
+    schedule: ScheduleName = "cosine"
+    warmup: int = 100
+    plateau_factor: float = 0.5
+    plateau_patience: int = 2
+    teacher_forcing: float = 1.0
+    teacher_forcing_end: float = 0.0
+    teacher_forcing_schedule: ForcingSchedule = "constant"
+    label_smoothing: float = 0.1
+    average: float = 0.999
+    metric: str = "cer"
+    patience: int = 0
+    seed: int = 0
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    checkpoint_every: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"training.{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("weight_decay", "momentum", "clip", "warmup", "patience", "plateau_patience", "seed"):
+            if not getattr(self, name) >= 0:  # NaN too
+                raise ConfigError(f"training.{name} must be 0 or more, got {getattr(self, name)}")
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise ConfigError(f"training.learning_rate must be positive, got {self.learning_rate}")
+        for name in ("teacher_forcing", "teacher_forcing_end"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"training.{name} must be in [0, 1], got {getattr(self, name)}")
+        for name in ("label_smoothing", "average"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"training.{name} must be in [0, 1), got {getattr(self, name)}")
+        if not 0 < self.plateau_factor < 1:
+            raise ConfigError(f"training.plateau_factor must be in (0, 1), got {self.plateau_factor}")
+        metric_direction(self.metric)
