@@ -168,10 +168,10 @@ class Ours:
         train(config, self.run, resume=self.epochs > 1, listener=listener)
         return pairs_per_second(self.data, len(stamps), stamps[-1] - stamps[0])
 
-    def predict(self, transducer: Transducer, how: SearchConfig) -> tuple[float, dict[str, str]]:
-        """Words per second, and the best answer to each word."""
+    def predict(self, transducer: Transducer, how: SearchConfig, *, k: int = 1) -> tuple[float, dict[str, str]]:
+        """Words per second with k answers to each, and the best answer to each word."""
         began = time.perf_counter()
-        predictions = list(transducer.predict(self.data.words, how=how))
+        predictions = list(transducer.predict(self.data.words, k=k, how=how))
         seconds = time.perf_counter() - began
         return len(predictions) / seconds, {p.source: p.answers[0].text for p in predictions}
 
@@ -321,7 +321,9 @@ def measure(args: argparse.Namespace, data: Data, ours: Ours, peer: Peer | None)
     jobs["greedy/ours"] = lambda: ours.predict(transducer, GREEDY)[0]
     if peer:
         jobs[f"beam/peer batch {batch}"] = lambda: peer.predict(batch=batch, width=5)[0]
-    jobs["beam/ours"] = lambda: ours.predict(transducer, BEAM)[0]
+    # The peer always gives all five answers; asked for the best alone, Thalweg may stop earlier.
+    jobs["beam/ours"] = lambda: ours.predict(transducer, BEAM, k=5)[0]
+    jobs["beam-best/ours"] = lambda: ours.predict(transducer, BEAM)[0]
     print("prediction, words per second")
     values |= alternate(args.rounds, jobs)
     return {"values": values, "checks": checks}
@@ -393,11 +395,14 @@ def measure_accuracy(args: argparse.Namespace, data: Data, folder: Path, peer: P
 
 def ratios(spreads: dict[str, Spread]) -> dict[str, dict[str, float]]:
     """Ours over the peer's, for each thing measured."""
-    return {
-        name.replace("/peer", ""): spreads[name.partition("/")[0] + "/ours"].over(spread)
-        for name, spread in spreads.items()
-        if "/peer" in name
-    }
+    found = {}
+    for name, spread in spreads.items():
+        kind, _, who = name.partition("/")
+        if who.startswith("peer"):
+            for ours in (kind, f"{kind}-best"):
+                if f"{ours}/ours" in spreads:
+                    found[ours + who.removeprefix("peer")] = spreads[f"{ours}/ours"].over(spread)
+    return found
 
 
 def markdown(facts: dict[str, Any]) -> str:
@@ -405,7 +410,8 @@ def markdown(facts: dict[str, Any]) -> str:
     titles = {
         "training": "training, pairs per second (batch 32)",
         "greedy": "greedy prediction, words per second",
-        "beam": "beam-5 prediction, words per second",
+        "beam": "beam-5 prediction with five answers, words per second",
+        "beam-best": "the same where Thalweg gives the best answer alone",
     }
     versions, sizes = facts["versions"], facts["parameters"]
     lines = [

@@ -22,7 +22,7 @@ from thalweg.learning.checkpoint import load_checkpoint
         ("cer", [0.5, 0.3, 0.1, 0.4], 3),
         ("loss", [1.0, 2.0, 3.0, 4.0], 1),
         ("bleu", [1.0, 2.0, 3.0, 4.0], 4),
-        ("wer@3", [0.4, 0.2, 0.2, 0.2], 2),  # of equals the first
+        ("wer", [0.4, 0.2, 0.2, 0.2], 2),  # of equals the first
         ("accuracy", [0.4, 0.4, 0.4, 0.4], 1),
         ("accuracy", [math.nan, 0.0, math.nan, 0.0], 2),  # NaN is never best
     ],
@@ -196,6 +196,8 @@ def test_the_metric_must_be_measured(tmp_path):
         make(tmp_path, metric="bleu").fit(Data())
     with pytest.raises(ConfigError, match="did you mean `accuracy`"):
         TrainingConfig(metric="acuracy")
+    with pytest.raises(ConfigError, match="one that a single answer has, got `wer@3`"):
+        TrainingConfig(metric="wer@3")  # the dev search gives one answer
 
 
 def test_checkpoint_metadata_is_json(tmp_path):

@@ -1,41 +1,15 @@
-"""A toy task (three letters, backwards and in capitals) and models trained on it, shared by the folder."""
+"""Models trained on the toy task, shared by the folder; tests that change a run copy it first."""
 
 from __future__ import annotations
 
 import itertools
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
+from toy_task import LETTERS, answer, toy_config, write_pairs
 
-from thalweg.tasks import TransduceConfig, build_config, train
-
-LETTERS = "abcdef"
-SMALL = {"hidden": 32, "embedding": 16, "dropout": 0.0}
-QUICK = {"batch_size": 16, "learning_rate": 0.02, "weight_decay": 0.0, "warmup": 0, "device": "cpu"}
-QUICK |= {"average": 0.0, "label_smoothing": 0.0, "metric": "accuracy"}
-
-
-def answer(word: str) -> str:
-    return word[::-1].upper()
-
-
-def write_pairs(path: Path, pairs: Any) -> Path:
-    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
-    return path
-
-
-def toy_config(
-    train: Path, *, dev: Path | None = None, epochs: int = 20, **sections: dict[str, Any]
-) -> TransduceConfig:
-    raw = {
-        "data": {"train": str(train), "dev": str(dev or "")} | sections.get("data", {}),
-        "model": SMALL | sections.get("model", {}),
-        "training": QUICK | {"epochs": epochs} | sections.get("training", {}),
-        "search": sections.get("search", {}),
-    }
-    return build_config(raw)
+from thalweg.tasks import train
 
 
 @pytest.fixture(scope="session")

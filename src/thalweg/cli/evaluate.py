@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thalweg.cli.options import DataRoot, Device, LengthPenalty, References, Run, Search, Width
+from thalweg.cli.options import (
+    DataRoot,
+    Device,
+    LengthPenalty,
+    MaxLength,
+    References,
+    Run,
+    SamplingSeed,
+    Search,
+    Temperature,
+    TopK,
+    TopP,
+    Width,
+)
 from thalweg.cli.output import note, say, show_table, use_utf8
 from thalweg.cli.progress import Display
 
@@ -34,6 +47,11 @@ def evaluate(
     search: Annotated[Search, typer.Option(help="How answers are searched.")] = Search.beam,
     width: Width = 5,
     length_penalty: LengthPenalty = 0.0,
+    temperature: Temperature = 1.0,
+    top_p: TopP = 0.9,
+    top_k: TopK = 0,
+    seed: SamplingSeed = 0,
+    max_length: MaxLength = 0,
     references: Annotated[
         References,
         typer.Option(help="each: every line counts; any: every source once, any of its targets is right."),
@@ -57,7 +75,16 @@ def evaluate(
     from thalweg.tasks.evaluation import evaluate as evaluate_task
     from thalweg.tasks.report import write_report
 
-    how = SearchConfig(search=search.value, width=width, length_penalty=length_penalty)
+    how = SearchConfig(
+        search=search.value,
+        width=width,
+        length_penalty=length_penalty,
+        max_length=max_length,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        sampling_seed=seed,
+    )
     with Display() as display:
         result = evaluate_task(
             run,

@@ -8,7 +8,21 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["DataRoot", "Device", "LengthPenalty", "References", "Run", "Search", "Unknown", "Width"]
+__all__ = [
+    "DataRoot",
+    "Device",
+    "LengthPenalty",
+    "MaxLength",
+    "References",
+    "Run",
+    "SamplingSeed",
+    "Search",
+    "Temperature",
+    "TopK",
+    "TopP",
+    "Unknown",
+    "Width",
+]
 
 
 class Search(StrEnum):
@@ -60,3 +74,14 @@ Width = Annotated[int, typer.Option("--width", min=1, help="Beam width; at least
 LengthPenalty = Annotated[
     float, typer.Option("--length-penalty", help="Exponent of the length that divides a score; 0 is none.")
 ]
+
+# Longest answer.
+MaxLength = Annotated[
+    int, typer.Option("--max-length", help="Symbols at most, end included; 0 suits the training data.")
+]
+
+# Settings of nucleus sampling.
+Temperature = Annotated[float, typer.Option("--temperature", help="Of nucleus sampling.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Of nucleus sampling: the mass that is kept.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Of nucleus sampling: the symbols kept; 0 is all.")]
+SamplingSeed = Annotated[int, typer.Option("--seed", help="Of nucleus sampling.")]

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thalweg.cli.options import Device, LengthPenalty, Run, Search, Unknown, Width
+from thalweg.cli.options import (
+    Device,
+    LengthPenalty,
+    MaxLength,
+    Run,
+    SamplingSeed,
+    Search,
+    Temperature,
+    TopK,
+    TopP,
+    Unknown,
+    Width,
+)
 from thalweg.cli.output import note, use_utf8
 from thalweg.errors import ConfigError
 
@@ -46,13 +58,11 @@ def predict(
     attention: Annotated[
         bool, typer.Option("--attention", help="Also give where each answer symbol looked; only in jsonl.")
     ] = False,
-    temperature: Annotated[float, typer.Option(help="Of nucleus sampling.")] = 1.0,
-    top_p: Annotated[float, typer.Option("--top-p", help="Of nucleus sampling: the mass that is kept.")] = 0.9,
-    top_k: Annotated[int, typer.Option("--top-k", help="Of nucleus sampling: the symbols kept; 0 is all.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of nucleus sampling.")] = 0,
-    max_length: Annotated[
-        int, typer.Option("--max-length", help="Symbols at most, end included; 0 suits the training data.")
-    ] = 0,
+    temperature: Temperature = 1.0,
+    top_p: TopP = 0.9,
+    top_k: TopK = 0,
+    seed: SamplingSeed = 0,
+    max_length: MaxLength = 0,
     length_penalty: LengthPenalty = 0.0,
     batch_size: Annotated[
         int | None,

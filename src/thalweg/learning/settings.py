@@ -82,3 +82,7 @@ class TrainingConfig:
         if not 0 < self.plateau_factor < 1:
             raise ConfigError(f"training.plateau_factor must be in (0, 1), got {self.plateau_factor}")
         metric_direction(self.metric)
+        if "@" in self.metric:
+            raise ConfigError(
+                f"training.metric must be one that a single answer has, got `{self.metric}`; use `wer` or `cer`"
+            )

@@ -145,6 +145,7 @@ class Trainer:
             moving = [name for name, value in followed.items() if value.is_floating_point()]
             self._averaged = [self.average[name] for name in moving]
             self._followed = [followed[name] for name in moving]
+        self._forcing = config.teacher_forcing
         self._stop = threading.Event()
 
     @property
@@ -196,6 +197,7 @@ class Trainer:
         forcing = teacher_forcing_at(
             config.teacher_forcing_schedule, config.teacher_forcing, config.teacher_forcing_end, share
         )
+        self._forcing = forcing
         summed, terms = self.loss(self.model, batch, forcing)
         self.optimiser.zero_grad(set_to_none=True)
         self.fabric.backward(summed / terms)
@@ -260,6 +262,7 @@ class Trainer:
             "step": progress.step,
             "loss": progress.loss_sum / max(1.0, progress.loss_count),
             "learning_rate": self.optimiser.param_groups[0]["lr"],
+            "teacher_forcing": self._forcing,
             "gradient_norm": progress.norm_sum / max(1, progress.norm_count),
             "seconds": progress.seconds,
             "train_seconds": speed_seconds,

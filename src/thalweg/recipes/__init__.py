@@ -121,7 +121,7 @@ def run_recipe(
     """Train and measure a recipe on each of its seeds; what is already done in ``out`` is not done again.
 
     Args:
-        out: gets ``seed-N/`` run directories, ``results.json`` and ``results.md``.
+        out: gets ``seed-N/`` run directories and ``results-NAME.json``.
         root: folder of known data sets.
         seeds: so many runs, seeds 0, 1, ...; the recipe's own seeds by default.
         overrides: ``key=value`` words over the recipe's settings.

@@ -99,7 +99,7 @@ class SearchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TransduceConfig:
-    """Everything about a transduction run; ``dev`` is the search used to measure on the dev data while training.
+    """Everything about a transduction run; ``search`` is the one used to measure on the dev data while training.
 
     >>> TransduceConfig(data=DataConfig(train="train.tsv")).model.cell
     'lstm'

@@ -16,7 +16,7 @@ import torch
 
 from thalweg.data import Alphabet, PairFile, Symbols, load_dataset, pad, read_pairs
 from thalweg.energies.seq2seq import Seq2Seq
-from thalweg.errors import CheckpointError, ConfigError, DataError
+from thalweg.errors import CheckpointError, ConfigError
 from thalweg.inference import Hypotheses, beam_search, greedy, sample_sequences
 from thalweg.learning.checkpoint import load_checkpoint
 from thalweg.learning.trainer import resolve_device
@@ -167,6 +167,10 @@ class Transducer:
         """
         if k < 1:
             raise ConfigError(f"k must be at least 1, got {k}")
+        if batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+        if unknown not in ("report", "copy"):
+            raise ConfigError(f"unknown must be `report` or `copy`, got `{unknown}`")
         how = how or SearchConfig(search="beam")
         stream, generator = iter(texts), self.generator(how)
         while chunk := list(itertools.islice(stream, batch_size)):
@@ -301,7 +305,7 @@ def load(run: str | Path, *, device: str = "auto") -> Transducer:
         model = build_model(config, source, target)
         model.load_state_dict(checkpoint.tensors)
         longest = int(meta["longest"])
-    except (KeyError, TypeError, RuntimeError, ConfigError, DataError) as error:
+    except (KeyError, TypeError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(
             f"{path}: expected a transduction model, got something else ({reason}); train it again"
