@@ -9,7 +9,6 @@ Rounds alternate (peer, Thalweg, peer, ...). Answers are checked before anything
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import platform
 import random
@@ -33,6 +32,7 @@ from thalweg.data.alphabet import EOS
 from thalweg.errors import ThalwegError
 from thalweg.tasks import (
     SearchConfig,
+    TrainResult,
     TransduceConfig,
     Transducer,
     apply_overrides,
@@ -147,6 +147,13 @@ def our_config(data: Data, *, epochs: int, seed: int, overrides: Sequence[str] =
     return build_config(apply_overrides(raw, overrides))
 
 
+def complete(result: TrainResult) -> TrainResult:
+    """The result, unless Ctrl-C or a signal ended training early, which ends the benchmark too."""
+    if not result.reason:
+        raise KeyboardInterrupt
+    return result
+
+
 class Ours:
     """Thalweg through its public interface, timed like the peer."""
 
@@ -165,7 +172,7 @@ class Ours:
 
         self.epochs += 1
         config = our_config(self.data, epochs=self.epochs, seed=self.seed)
-        train(config, self.run, resume=self.epochs > 1, listener=listener)
+        complete(train(config, self.run, resume=self.epochs > 1, listener=listener))
         return pairs_per_second(self.data, len(stamps), stamps[-1] - stamps[0])
 
     def predict(self, transducer: Transducer, how: SearchConfig, *, k: int = 1) -> tuple[float, dict[str, str]]:
@@ -253,6 +260,13 @@ def check_lengths(data: Data, name: str, answers: dict[str, str]) -> float:
     return found
 
 
+def check_like_lengths(checks: dict[str, Any]) -> None:
+    """Prediction costs by the symbol: neither side may have the easier work."""
+    lengths = [checks[side]["mean_length"] for side in ("ours", "peer")]
+    if max(lengths) > 1.25 * min(lengths):
+        raise WrongAnswerError(f"expected answers of like length from both, got means of {lengths}")
+
+
 def agreement(a: dict[str, str], b: dict[str, str]) -> float:
     """Share of equal answers among the words that both answered."""
     both = a.keys() & b.keys()
@@ -298,34 +312,29 @@ def alternate(rounds: int, jobs: dict[str, Callable[[], float]]) -> dict[str, li
     return values
 
 
-def measure(args: argparse.Namespace, data: Data, ours: Ours, peer: Peer | None) -> dict[str, Any]:
+def measure(args: argparse.Namespace, ours: Ours, peer: Peer | None) -> dict[str, Any]:
     """Time training, then check the models, then time prediction."""
     print("training, pairs per second")
     jobs: dict[str, Callable[[], float]] = {"training/peer": peer.train} if peer else {}
     values = alternate(args.rounds, {**jobs, "training/ours": ours.train})
-    if peer:
-        check_parameters(ours.parameters, peer.facts["parameters"])
     transducer = load(ours.run, device="cpu")
     checks: dict[str, Any] = {"ours": check_ours(ours, transducer)}
-    jobs = {}
+    greedy: dict[str, Callable[[], float]] = {}
+    beam: dict[str, Callable[[], float]] = {}
     if peer:
+        check_parameters(ours.parameters, peer.facts["parameters"])
         checks["peer"] = check_peer(peer)
-        lengths = [checks[side]["mean_length"] for side in ("ours", "peer")]
-        # Prediction costs by the symbol: neither side may have the easier work.
-        if max(lengths) > 1.25 * min(lengths):
-            raise WrongAnswerError(f"expected answers of like length from both, got means of {lengths}")
-        batch = checks["peer"]["beam_batch"]
-        jobs |= {
-            f"greedy/peer batch {size}": lambda size=size: peer.predict(batch=size, width=1)[0] for size in (32, 256)
-        }
-    jobs["greedy/ours"] = lambda: ours.predict(transducer, GREEDY)[0]
-    if peer:
-        jobs[f"beam/peer batch {batch}"] = lambda: peer.predict(batch=batch, width=5)[0]
+        check_like_lengths(checks)
+        predict, batch = peer.predict, checks["peer"]["beam_batch"]
+        for size in (32, 256):
+            greedy[f"greedy/peer batch {size}"] = lambda size=size: predict(batch=size, width=1)[0]
+        beam[f"beam/peer batch {batch}"] = lambda: predict(batch=batch, width=5)[0]
+    greedy["greedy/ours"] = lambda: ours.predict(transducer, GREEDY)[0]
     # The peer always gives all five answers; asked for the best alone, Thalweg may stop earlier.
-    jobs["beam/ours"] = lambda: ours.predict(transducer, BEAM, k=5)[0]
-    jobs["beam-best/ours"] = lambda: ours.predict(transducer, BEAM)[0]
+    beam["beam/ours"] = lambda: ours.predict(transducer, BEAM, k=5)[0]
+    beam["beam-best/ours"] = lambda: ours.predict(transducer, BEAM)[0]
     print("prediction, words per second")
-    values |= alternate(args.rounds, jobs)
+    values |= alternate(args.rounds, {**greedy, **beam})
     return {"values": values, "checks": checks}
 
 
@@ -377,7 +386,7 @@ def measure_accuracy(args: argparse.Namespace, data: Data, folder: Path, peer: P
         print(f"accuracy of {PEER}: {results['peer']}")
     ours = Ours(data, folder / "full", args.seed)
     config = our_config(data, epochs=args.epochs, seed=args.seed, overrides=args.ours)
-    done = train(config, ours.run)
+    done = complete(train(config, ours.run))
     transducer = load(ours.run, device="cpu")
     parameters = sum(p.numel() for p in transducer.model.parameters())
     if peer:
@@ -452,7 +461,7 @@ def markdown(facts: dict[str, Any]) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = functools.partial(parser.add_argument)
+    add = parser.add_argument
     add("--peer-python", default=sys.executable, help="Python that has yoyodyne; this one by default")
     add("--data-root", type=Path, help="folder that holds ar2en/; THALWEG_DATA by default")
     add("--threads", type=int, default=torch.get_num_threads(), help="torch threads of each side")
@@ -495,7 +504,7 @@ def gather(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             print(f"note: {PEER} runs on torch {built}, Thalweg on {versions['torch']}")
     try:
         ours = Ours(data, folder / "run", args.seed)
-        measured = measure(args, data, ours, peer)
+        measured = measure(args, ours, peer)
         spreads = {name: Spread.of(values) for name, values in measured["values"].items()}
         facts |= {
             "versions": {**versions, PEER: found, "peer": peer.facts["versions"] if peer else None},
@@ -527,6 +536,8 @@ def main() -> None:
         sys.exit(f"wrong answer, nothing is reported: {error}")
     except ThalwegError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("interrupted, nothing is reported")
     if not facts["ratios"]:
         print(f"\nwithout {PEER} there is no comparison" + (" to write" if args.write else ""))
         return

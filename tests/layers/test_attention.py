@@ -27,7 +27,7 @@ def data(memory=Q):
 
 
 def read(attention, queries, memory, mask=MASK):
-    return attention(queries, memory, attention.keys(memory), mask)
+    return attention(queries, attention.memorise(memory, mask))
 
 
 @pytest.mark.parametrize(("score", "width"), [("dot", Q), ("general", Q), ("general", 5), ("additive", 5)])

@@ -207,7 +207,6 @@ def test_commands_can_be_pasted(run: Path) -> None:
     options = "--search beam --width 5 --k 3 --references any"
     assert f"thalweg evaluate {run} 'data dir/test.tsv' {options}" in text
     assert f"thalweg predict {run} - --k 5" in text
-    assert f"thalweg serve {run}" in text
     assert f"thalweg train {run}/config.yaml --out {run} --resume" in text
 
 

@@ -80,8 +80,14 @@ MaxLength = Annotated[
     int, typer.Option("--max-length", help="Symbols at most, end included; 0 suits the training data.")
 ]
 
-# Settings of nucleus sampling.
+# Temperature of nucleus sampling.
 Temperature = Annotated[float, typer.Option("--temperature", help="Of nucleus sampling.")]
+
+# Mass that nucleus sampling keeps.
 TopP = Annotated[float, typer.Option("--top-p", help="Of nucleus sampling: the mass that is kept.")]
+
+# Symbols that nucleus sampling keeps.
 TopK = Annotated[int, typer.Option("--top-k", help="Of nucleus sampling: the symbols kept; 0 is all.")]
+
+# Seed of nucleus sampling.
 SamplingSeed = Annotated[int, typer.Option("--seed", help="Of nucleus sampling.")]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, nearest
-from thalweg.layers.attention import Attention
+from thalweg.layers.attention import Attention, Memory
 from thalweg.layers.dropout import Dropout
 from thalweg.layers.padded import Padded
 from thalweg.layers.recurrent import Cell, Recurrent
 
-__all__ = ["Memory", "Seq2Seq", "Seq2SeqConfig", "Seq2SeqState"]
+__all__ = ["Seq2Seq", "Seq2SeqConfig", "Seq2SeqState"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,18 +60,6 @@ class Seq2SeqConfig:
             value = getattr(self, name)
             if value not in choices:
                 raise ConfigError(f"model.{name} `{value}` is not known; {nearest(value, choices)}")
-
-
-class Memory(NamedTuple):
-    """What the decoder reads of B sources: values ``(B, S, M)``, keys ``(B, S, H)``, mask ``(B, S)``."""
-
-    values: Tensor
-    keys: Tensor
-    mask: Tensor
-
-    def rows(self, index: Tensor) -> Memory:
-        """The memories of the given rows, repeated or dropped as asked."""
-        return Memory(*(part[index] for part in self))
 
 
 @dataclass(frozen=True)
@@ -189,14 +177,14 @@ class Seq2Seq(nn.Module):
         values = self.dropout(outputs)
         if self.folded:
             values = values[..., : self.config.hidden] + values[..., self.config.hidden :]
-        return Memory(values, self.attention.keys(values), mask), final
+        return self.attention.memorise(values, mask), final
 
     def _logits(self, states: Tensor, memory: Memory | None) -> tuple[Tensor, Tensor | None]:
         """Decoder states ``(B, T, H)`` -> logits ``(B, T, V)``, -inf where no symbol may stand, and weights."""
         weights = None
         if memory is not None:
             assert self.combine is not None
-            context, weights = self.attention(states, memory.values, memory.keys, memory.mask)
+            context, weights = self.attention(states, memory)
             states = torch.tanh(self.combine(torch.cat((states, context), dim=2)))
         elif self.combine is not None:
             states = self.combine(states)

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, ShapeError, nearest
 
-__all__ = ["Attention", "AttentionScore"]
+__all__ = ["Attention", "AttentionScore", "Memory"]
 
 AttentionScore = Literal["dot", "general", "additive"]
 """How a query meets a key: ``q'k``, ``q'Wk``, or ``v' tanh(Wq + Uk)``."""
+
+
+class Memory(NamedTuple):
+    """What can be attended to for B sources: values ``(B, S, M)``, keys ``(B, S, Q)``, mask ``(B, S)``.
+
+    Made by :meth:`Attention.memorise`, once per source.
+
+    >>> memory = Attention("dot", queries=4, memory=4).memorise(torch.ones(2, 3, 4), torch.ones(2, 3, dtype=torch.bool))
+    >>> memory.rows(torch.tensor([0, 0, 1])).values.shape
+    torch.Size([3, 3, 4])
+    """
+
+    values: Tensor
+    keys: Tensor
+    mask: Tensor
+
+    def rows(self, index: Tensor) -> Memory:
+        """The memories of the given rows, repeated or dropped as asked."""
+        return Memory(*(part[index] for part in self))
 
 
 class Attention(nn.Module):
@@ -21,15 +40,15 @@ class Attention(nn.Module):
     .. math:: a_{ts} = \mathrm{softmax}_s\, f(q_t, m_s), \qquad c_t = \sum_s a_{ts} m_s
 
     with ``f`` the dot product, the general bilinear form (Luong et al., 2015) or the additive network (Bahdanau et
-    al., 2015). Keys depend on the memory alone: :meth:`keys` computes them once per source.
+    al., 2015). Keys depend on the memory alone: :meth:`memorise` computes them once per source.
 
     Args:
         score: ``dot``, ``general`` or ``additive``.
         queries: width of a query; memory: width of a memory entry (equal for ``dot``).
 
     >>> attention = Attention("general", queries=4, memory=6)
-    >>> memory, mask = torch.randn(2, 5, 6), torch.ones(2, 5, dtype=torch.bool)
-    >>> context, weights = attention(torch.randn(2, 3, 4), memory, attention.keys(memory), mask)
+    >>> memory = attention.memorise(torch.randn(2, 5, 6), torch.ones(2, 5, dtype=torch.bool))
+    >>> context, weights = attention(torch.randn(2, 3, 4), memory)
     >>> context.shape, weights.shape
     (torch.Size([2, 3, 6]), torch.Size([2, 3, 5]))
     """
@@ -50,19 +69,24 @@ class Attention(nn.Module):
             self.query = nn.Linear(queries, queries, bias=False)
             self.combine = nn.Linear(queries, 1, bias=False)
 
-    def keys(self, memory: Tensor) -> Tensor:
-        """Keys ``(B, S, Q)`` of a memory ``(B, S, M)``."""
-        return memory if self.score == "dot" else self.key(memory)
+    def memorise(self, values: Tensor, mask: Tensor) -> Memory:
+        """Values ``(B, S, M)`` with their keys; ``mask (B, S)`` is true on real entries.
 
-    def forward(self, queries: Tensor, memory: Tensor, keys: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Read ``memory (B, S, M)`` for ``queries (B, T, Q)``; ``mask (B, S)`` true on real entries.
+        Padding is zeroed here, once, so that whatever stood there (NaN included) reaches neither value nor gradient.
+        """
+        values = values.masked_fill(~mask.unsqueeze(2), 0.0)
+        return Memory(values, values if self.score == "dot" else self.key(values), mask)
+
+    def forward(self, queries: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+        """Read the memory for ``queries (B, T, Q)``.
 
         Returns contexts ``(B, T, M)`` and weights ``(B, T, S)``, zero on padding. Time and memory O(B T S); the
         additive score needs O(B T S Q).
         """
         if self.score == "additive":
-            scores = self.combine(torch.tanh(self.query(queries).unsqueeze(2) + keys.unsqueeze(1))).squeeze(3)
+            met = torch.tanh(self.query(queries).unsqueeze(2) + memory.keys.unsqueeze(1))
+            scores = self.combine(met).squeeze(3)
         else:
-            scores = queries @ keys.transpose(1, 2)
-        weights = scores.masked_fill(~mask.unsqueeze(1), -torch.inf).softmax(dim=2)
-        return weights @ memory, weights
+            scores = queries @ memory.keys.transpose(1, 2)
+        weights = scores.masked_fill(~memory.mask.unsqueeze(1), -torch.inf).softmax(dim=2)
+        return weights @ memory.values, weights

@@ -156,6 +156,8 @@ class Recurrent(nn.Module):
         the packing that ragged ones need: length-bucketed batches mostly do.
         """
         T = x.size(1)
+        if lengths is None and mask is not None:
+            lengths = mask.sum(dim=1)
         ragged = lengths is not None and int(lengths.min()) < T
         if self.cell == "gru-reset-before":
             if lengths is not None and ragged and mask is None:

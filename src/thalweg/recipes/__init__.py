@@ -5,6 +5,7 @@ A recipe is a YAML file in this folder: what to train, on which seeds, what to m
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -17,7 +18,7 @@ from typing import Any
 
 from thalweg.errors import ConfigError, nearest
 from thalweg.learning.checkpoint import load_checkpoint, write_atomically
-from thalweg.tasks.config import SearchConfig, apply_overrides, build_config
+from thalweg.tasks.config import SearchConfig, TransduceConfig, apply_overrides, build_config, read_config
 from thalweg.tasks.evaluation import evaluate
 from thalweg.tasks.report import write_report
 from thalweg.tasks.transduce import train
@@ -143,6 +144,7 @@ def run_recipe(
             apply_overrides(trained.config, [*overrides, f"training.seed={seed}"]),
             where=f"recipe {trained.name}",
         )
+        _check_settings(directory, config)
         if not _complete(directory):
             resume = (directory / "last.safetensors").exists()
             result = train(config, directory, resume=resume, listener=listener, root=root)
@@ -161,6 +163,21 @@ def _remove_run(directory: Path) -> None:
     if directory.exists() and not (directory / "config.yaml").exists():
         raise ConfigError(f"{directory} is not a run directory: it is not removed; choose another --out")
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _check_settings(directory: Path, config: TransduceConfig) -> None:
+    """A run that is already there must be the one that is asked for."""
+    path = directory / "config.yaml"
+    if not path.exists():
+        return
+    before = dataclasses.asdict(build_config(read_config(path), where=str(path)))
+    for section, settings in dataclasses.asdict(config).items():
+        for key, value in settings.items():
+            if before[section][key] != value:
+                raise ConfigError(
+                    f"{directory} was run with {section}.{key}={before[section][key]}, got {value}; "
+                    "use --fresh to run it again or choose another --out"
+                )
 
 
 def _complete(directory: Path) -> bool:

@@ -201,20 +201,19 @@ def _write_attention(
     chosen_right = set(right)
     wrong = [n for n in range(len(items)) if n not in chosen_right and predictions[n].answers]
     chosen = _spread(right, PICTURES // 2) + _spread(wrong, PICTURES // 2)
-    texts = [items[n].source for n in chosen]
-    again = transducer.predict(texts, k=1, how=SearchConfig(search="beam"), attention=True)
+    split = transducer.source.symbols.split
+    shown = [(split(items[n].source), predictions[n].answers[0]) for n in chosen]
     pictures = []
-    for n, prediction in zip(chosen, again, strict=True):
-        best = prediction.answers[0] if prediction.answers else None
-        if best is None or best.attention is None:
+    for n, (source, answer), weights in zip(chosen, shown, transducer.attend(shown), strict=True):
+        if weights is None:
             continue
-        ending = ("</s>",) if best.finished else ()
+        ending = ("</s>",) if answer.finished else ()
         pictures.append(
             {
-                "source": list(transducer.source.symbols.split(prediction.source)),
-                "prediction": [*best.symbols, *ending],
+                "source": list(source),
+                "prediction": [*answer.symbols, *ending],
                 "reference": items[n].references[0],
-                "weights": [[round(w, 4) for w in row] for row in best.attention],
+                "weights": [[round(w, 4) for w in row] for row in weights],
             }
         )
     if pictures:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from thalweg.data import Alphabet, PairFile, Symbols, load_dataset, pad, read_pairs
+from thalweg.data import EOS, Alphabet, PairFile, Symbols, load_dataset, pad, read_pairs
 from thalweg.energies.seq2seq import Seq2Seq
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.inference import Hypotheses, beam_search, greedy, sample_sequences
@@ -229,25 +229,34 @@ class Transducer:
                     text = self.target.symbols.join(symbols)
                     row.append(Answer(text, symbols, scores[b][j], finished[b][j]))
             rows.append(tuple(row))
-        return self._with_attention(ids, found, rows) if attention else rows
-
-    def _with_attention(
-        self, ids: list[list[int]], found: Hypotheses, rows: list[tuple[Answer, ...]]
-    ) -> list[tuple[Answer, ...]]:
-        places = [(b, j) for b, row in enumerate(rows) for j in range(len(row))]
-        if not places:
+        if not attention:
             return rows
-        sources = pad([ids[b] for b, _ in places]).to(self.device)
-        targets = pad([found.tokens[b, j, : found.lengths[b, j]].tolist() for b, j in places]).to(self.device)
+        looks = iter(self.attend([(word, answer) for word, row in zip(words, rows, strict=True) for answer in row]))
+        return [tuple(dataclasses.replace(answer, attention=next(looks)) for answer in row) for row in rows]
+
+    def attend(self, pairs: Sequence[tuple[Piece, Answer]]) -> list[list[list[float]] | None]:
+        """Where each answer looked: weights per answer symbol (end included) and source symbol.
+
+        None for a model without attention, and for an empty source.
+        """
+        real = [(source, answer) for source, answer in pairs if source]
+        if not real:
+            return [None] * len(pairs)
+        sources = pad([self.source.alphabet.encode(source) for source, _ in real]).to(self.device)
+        ends = [(EOS,) if answer.finished else () for _, answer in real]
+        answers = [
+            (*self.target.alphabet.encode(answer.symbols), *end) for (_, answer), end in zip(real, ends, strict=True)
+        ]
+        targets = pad(answers).to(self.device)
         with torch.no_grad():
             weights = self.model.attention_weights(sources, targets)
         if weights is None:
-            return rows
-        result = [list(row) for row in rows]
-        for n, (b, j) in enumerate(places):
-            matrix = weights[n, : int(targets.lengths[n]), : len(ids[b])].tolist()
-            result[b][j] = dataclasses.replace(result[b][j], attention=matrix)
-        return [tuple(row) for row in result]
+            return [None] * len(pairs)
+        matrices = iter(
+            weights[n, : len(answer), : len(source)].tolist()
+            for n, ((source, _), answer) in enumerate(zip(real, answers, strict=True))
+        )
+        return [next(matrices) if source else None for source, _ in pairs]
 
 
 def _cut(symbols: Piece, strange: set[str]) -> list[tuple[bool, Piece]]:
