@@ -202,3 +202,28 @@ def test_nothing_but_symbols_and_end_is_produced():
 def test_bad_settings(settings, words):
     with pytest.raises(ConfigError, match=words):
         Seq2SeqConfig(**settings)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_rows_may_be_repeated_dropped_and_mixed(cell, attention):
+    """Even runs share a memory, uneven ones do not; both equal rows stepped alone."""
+    model = build(cell=cell, attention=attention)
+    with torch.no_grad():
+        first, state = model.step(torch.full((3,), model.bos), model.begin(pad(SOURCES)))
+        for rows in ([0, 0, 1, 1, 2, 2], [2, 2, 0], [1], [0, 1, 0, 1], [2, 1, 0]):
+            index = torch.tensor(rows)
+            tokens = torch.tensor([4, 5, 6, 4, 5, 6][: len(rows)])
+            together, _ = model.step(tokens, model.select(state, index))
+            for n, row in enumerate(rows):
+                _, alone = model.step(torch.tensor([model.bos]), model.begin(pad([SOURCES[row]])))
+                expected, _ = model.step(tokens[n : n + 1], alone)
+                torch.testing.assert_close(together[n : n + 1], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_training_mode_decodes_with_dropout():
+    model = build(dropout=0.5).train()
+    torch.manual_seed(0)
+    first, _ = model.step(torch.full((3,), model.bos), model.begin(pad(SOURCES)))
+    second, _ = model.step(torch.full((3,), model.bos), model.begin(pad(SOURCES)))
+    assert not torch.equal(first, second)

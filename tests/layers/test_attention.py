@@ -145,3 +145,17 @@ def test_wrong_settings():
         Attention("aditive", queries=2, memory=2)
     with pytest.raises(ShapeError, match="one width, got 2 and 4; use `general`"):
         Attention("dot", queries=2, memory=4)
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0, 30.0, 300.0])
+def test_additive_without_gradients_equals_with(scale):
+    """The exponential form used in decoding, inside its range and beyond it."""
+    torch.manual_seed(0)
+    attention = Attention("additive", queries=6, memory=5).double()
+    queries, values = scale * torch.randn(3, 4, 6).double(), scale * torch.randn(3, 7, 5).double()
+    mask = torch.arange(7) < torch.tensor([7, 1, 4])[:, None]
+    with_gradients = attention(queries, attention.memorise(values, mask))
+    with torch.no_grad():
+        without = attention(queries, attention.memorise(values, mask))
+    for one, other in zip(with_gradients, without, strict=True):
+        torch.testing.assert_close(other, one.detach(), rtol=1e-9, atol=1e-9)

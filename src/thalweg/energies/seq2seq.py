@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -64,12 +64,20 @@ class Seq2SeqConfig:
 
 @dataclass(frozen=True)
 class Seq2SeqState:
-    """Where R partial targets stand: recurrent state, their source rows, and the memory laid out for them."""
+    """Where R partial targets stand.
+
+    Attributes:
+        hidden: recurrent state, ``(L, R, H)`` each.
+        items: ``(R,)`` the source of each row.
+        sources: memory of all sources; memory: that of A sources, each read by R / A rows in a row.
+        table: ``(V, G)`` the decoder's projection of every symbol, in evaluation mode.
+    """
 
     hidden: tuple[Tensor, ...]
     items: Tensor
     sources: Memory | None
     memory: Memory | None
+    table: Tensor | None
 
 
 class Seq2Seq(nn.Module):
@@ -129,7 +137,7 @@ class Seq2Seq(nn.Module):
             memory = config.hidden if self.folded else self.encoder.width
             self.attention = Attention(config.attention, queries=config.hidden, memory=memory)
             width = config.embedding if config.tied else config.hidden
-            self.combine: nn.Module | None = nn.Linear(config.hidden + memory, width)
+            self.combine: nn.Linear | None = nn.Linear(config.hidden + memory, width)
         else:
             needs_map = config.tied and config.embedding != config.hidden
             self.combine = nn.Linear(config.hidden, config.embedding) if needs_map else None
@@ -144,8 +152,12 @@ class Seq2Seq(nn.Module):
         self.dropout = Dropout(config.dropout)
         never = torch.zeros(target_size)
         never[[pad, bos]] = -torch.inf
+        unread = torch.zeros(target_size)
+        unread[unk] = -torch.inf
         self.never: Tensor  # -inf where no symbol may ever stand
+        self.unread: Tensor  # -inf at the unknown symbol
         self.register_buffer("never", never, persistent=False)
+        self.register_buffer("unread", unread, persistent=False)
 
     @staticmethod
     def _build_bridge(config: Seq2SeqConfig) -> nn.ModuleList | None:
@@ -179,13 +191,20 @@ class Seq2Seq(nn.Module):
             values = values[..., : self.config.hidden] + values[..., self.config.hidden :]
         return self.attention.memorise(values, mask), final
 
-    def _logits(self, states: Tensor, memory: Memory | None) -> tuple[Tensor, Tensor | None]:
-        """Decoder states ``(B, T, H)`` -> logits ``(B, T, V)``, -inf where no symbol may stand, and weights."""
+    def _logits(self, states: Tensor, memory: Memory | None, *, mapped: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Decoder states ``(..., H)`` -> logits ``(..., V)``, -inf where no symbol may stand, and weights.
+
+        With a memory the states are ``(B, T, H)``; ``mapped`` says that its values are combined already.
+        """
         weights = None
         if memory is not None:
             assert self.combine is not None
             context, weights = self.attention(states, memory)
-            states = torch.tanh(self.combine(torch.cat((states, context), dim=2)))
+            if mapped:
+                own = self.combine.weight[:, : self.config.hidden]
+                states = torch.tanh(nn.functional.linear(states, own, self.combine.bias) + context)
+            else:
+                states = torch.tanh(self.combine(torch.cat((states, context), dim=2)))
         elif self.combine is not None:
             states = self.combine(states)
         return self.output(self.dropout(states)) + self.never, weights
@@ -238,27 +257,46 @@ class Seq2Seq(nn.Module):
 
     def _normalise(self, logits: Tensor) -> Tensor:
         # The unknown symbol is a reading aid, never an answer: it takes no probability at prediction.
-        barred = torch.zeros_like(self.never)
-        barred[self.unk] = -torch.inf
-        return (logits + barred).log_softmax(dim=-1)
+        return (logits + self.unread).log_softmax(dim=-1)
 
     def begin(self, inputs: Padded) -> Seq2SeqState:
-        """Start B targets, one per source."""
+        """Start B targets, one per source.
+
+        What does not depend on the steps is done here once: the projection of every symbol, and the half of the
+        combination that reads the memory, sum_s a_s (V_c m_s) in place of V_c (sum_s a_s m_s).
+        """
         memory, hidden = self.encode(inputs)
         items = torch.arange(inputs.size, device=inputs.tokens.device)
-        return Seq2SeqState(hidden, items, memory, memory)
+        if self.training:
+            return Seq2SeqState(hidden, items, memory, memory, None)
+        if memory is not None:
+            assert self.combine is not None
+            reading = self.combine.weight[:, self.config.hidden :]
+            memory = memory._replace(values=nn.functional.linear(memory.values, reading))
+        table = self.decoder.project(self.target_embedding.weight)
+        return Seq2SeqState(hidden, items, memory, memory, table)
 
     def step(self, tokens: Tensor, state: Seq2SeqState) -> tuple[Tensor, Seq2SeqState]:
         """Feed ``tokens (R,)``; log-probabilities ``(R, V)`` of the next symbols and the new state."""
-        output, hidden = self.decoder.step(self.dropout(self.target_embedding(tokens)), state.hidden)
-        logits, _ = self._logits(output.unsqueeze(1), state.memory)
-        return self._normalise(logits.squeeze(1)), Seq2SeqState(hidden, state.items, state.sources, state.memory)
+        if state.table is None:
+            output, hidden = self.decoder.step(self.dropout(self.target_embedding(tokens)), state.hidden)
+        else:
+            output, hidden = self.decoder.step(state.table[tokens], state.hidden, projected=True)
+        if state.memory is not None:
+            output = output.view(state.memory.mask.size(0), -1, output.size(1))
+        logits = self._logits(output, state.memory, mapped=state.table is not None)[0]
+        return self._normalise(logits.view(tokens.size(0), -1)), replace(state, hidden=hidden)
 
     def select(self, state: Seq2SeqState, rows: Tensor) -> Seq2SeqState:
-        """Reorder, repeat or drop rows. The memory is laid out anew only when rows change their source."""
+        """Reorder, repeat or drop rows. The memory is laid out anew only when rows change their source.
+
+        Rows of one source that stand together share its memory, as in a beam: it is never repeated for them.
+        """
         hidden = tuple(part[:, rows] for part in state.hidden)
         items = state.items[rows]
         memory = state.memory
         if state.sources is not None and not torch.equal(items, state.items):
-            memory = state.sources.rows(items)
-        return Seq2SeqState(hidden, items, state.sources, memory)
+            runs, counts = torch.unique_consecutive(items, return_counts=True)
+            even = counts.numel() == 0 or bool((counts == counts[0]).all())
+            memory = state.sources.rows(runs if even else items)
+        return replace(state, hidden=hidden, items=items, memory=memory)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, ShapeError, nearest
+from thalweg.kernels import on_cpu
 
 __all__ = ["Attention", "AttentionScore", "Memory"]
 
@@ -84,9 +85,29 @@ class Attention(nn.Module):
         additive score needs O(B T S Q).
         """
         if self.score == "additive":
-            met = torch.tanh(self.query(queries).unsqueeze(2) + memory.keys.unsqueeze(1))
-            scores = self.combine(met).squeeze(3)
+            scores = self._additive(self.query(queries), memory.keys)
         else:
             scores = queries @ memory.keys.transpose(1, 2)
         weights = scores.masked_fill(~memory.mask.unsqueeze(1), -torch.inf).softmax(dim=2)
         return weights @ memory.values, weights
+
+    def _additive(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """v' tanh(q + k) for ``queries (B, T, Q)`` and ``keys (B, S, Q)`` -> ``(B, T, S)``.
+
+        Without gradients, tanh(q + k) = 1 - 2 / (1 + e^{2q} e^{2k}) needs B (T + S) Q exponentials in place of B T S Q
+        hyperbolic tangents; it is exact while both exponents stay in range, which is checked.
+        """
+        cheap = on_cpu(queries) and not torch.is_grad_enabled()
+        if cheap and max(_reach(queries), _reach(keys)) <= _REACH:
+            met = (2 * queries).exp().unsqueeze(2) * (2 * keys).exp().unsqueeze(1)
+            weight = self.combine.weight[0]
+            return weight.sum() - 2 * (met.add_(1).reciprocal_() @ weight)
+        return self.combine(torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1))).squeeze(3)
+
+
+# e^(2 * 20) squared is still far below the largest float32.
+_REACH = 20.0
+
+
+def _reach(x: Tensor) -> float:
+    return float(x.abs().amax()) if x.numel() else 0.0

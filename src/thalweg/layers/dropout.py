@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.errors import ConfigError
+from thalweg.kernels import on_cpu
 
 __all__ = ["Dropout"]
 
@@ -54,7 +55,7 @@ class Dropout(nn.Module):
         """``x`` of any shape, with units dropped in training mode."""
         if not self.training or self.p == 0:
             return x
-        if x.device.type != "cpu":
+        if not on_cpu(x):
             return nn.functional.dropout(x, self.p, training=True)
         result = _CheapDropout.apply(x, self.p)
         assert isinstance(result, Tensor)

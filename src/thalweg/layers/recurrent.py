@@ -174,8 +174,22 @@ class Recurrent(nn.Module):
             outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=T)
         return outputs, final if isinstance(final, tuple) else (final,)
 
-    def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Advance one position: ``x (R, D)`` and the state of R rows -> output ``(R, H)`` and the new state."""
+    def project(self, x: Tensor) -> Tensor:
+        """What the first layer's cell adds of an input ``(..., D)``: one row per symbol serves a whole decoding."""
+        if isinstance(self.core, ResetBeforeGRU):
+            return self.core.project(x, "0_0")
+        bias = self._weight("bias_ih", 0)
+        if self.cell == "lstm":
+            bias = bias + self._weight("bias_hh", 0)
+        return nn.functional.linear(x, self._weight("weight_ih", 0), bias)
+
+    def step(
+        self, x: Tensor, state: tuple[Tensor, ...], *, projected: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Advance one position: ``x (R, D)`` and the state of R rows -> output ``(R, H)`` and the new state.
+
+        ``projected`` says that ``x`` has been through :meth:`project` already.
+        """
         if self.bidirectional:
             raise ShapeError(
                 "`step` needs a unidirectional stack, got a bidirectional one; build the decoder without it"
@@ -185,7 +199,8 @@ class Recurrent(nn.Module):
             if layer:
                 x = self.between(x)
             old = tuple(part[layer] for part in state)
-            news.append(self._step_layer(x, old, layer))
+            advance = self._step_projected if projected and layer == 0 else self._step_layer
+            news.append(advance(x, old, layer))
             x = news[-1][0]
         if self.layers == 1:
             return x, tuple(part.unsqueeze(0) for part in news[0])
@@ -195,8 +210,26 @@ class Recurrent(nn.Module):
         if isinstance(self.core, ResetBeforeGRU):
             end = f"{layer}_0"
             return (self.core.cell(self.core.project(x, end), old[0], end),)
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        weights = [getattr(self.core, f"{name}_l{layer}") for name in names]
+        weights = [self._weight(name, layer) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
         if self.cell == "lstm":
             return torch.lstm_cell(x, old, *weights)
         return (torch.gru_cell(x, old[0], *weights),)
+
+    def _step_projected(self, x: Tensor, old: tuple[Tensor, ...], layer: int) -> tuple[Tensor, ...]:
+        hidden = old[0]
+        if isinstance(self.core, ResetBeforeGRU):
+            return (self.core.cell(x, hidden, f"{layer}_0"),)
+        H = hidden.size(1)
+        recurrent = self._weight("weight_hh", layer).t()
+        if self.cell == "lstm":
+            gates = torch.addmm(x, hidden, recurrent)
+            enter, forget = gates[:, : 2 * H].sigmoid().chunk(2, dim=1)
+            memory = torch.addcmul(forget * old[1], enter, gates[:, 2 * H : 3 * H].tanh())
+            return gates[:, 3 * H :].sigmoid() * memory.tanh(), memory
+        gates = torch.addmm(self._weight("bias_hh", layer), hidden, recurrent)
+        reset, keep = (x[:, : 2 * H] + gates[:, : 2 * H]).sigmoid().chunk(2, dim=1)
+        candidate = torch.addcmul(x[:, 2 * H :], reset, gates[:, 2 * H :]).tanh()
+        return (torch.lerp(candidate, hidden, keep),)
+
+    def _weight(self, name: str, layer: int) -> Tensor:
+        return getattr(self.core, f"{name}_l{layer}")
