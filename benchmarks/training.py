@@ -33,7 +33,7 @@ from thalweg.tasks import SearchConfig, Transducer, load, train
 PEER_PIP = "pip install -c constraints.txt yoyodyne==0.5.27"
 GREEDY, BEAM = SearchConfig(search="greedy"), SearchConfig(search="beam", width=5)
 TOLERANCE = 1e-4
-MEMORY_STEPS = (200, 700, 1200)
+MEMORY_STEPS = (1000, 2000, 3000)
 
 
 def check_parameters(ours: int, peer: int) -> None:

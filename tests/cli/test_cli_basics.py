@@ -148,7 +148,7 @@ def test_recipe_run_passes_everything_on(
     def fake(recipe: Any, out: Path, **options: Any) -> SimpleNamespace:
         seen.update(options, recipe=recipe.name, out=out)
         row = {"metric": "wer", "published": "0.2000", "mean": "0.1900", "spread": "0.0100", "runs": "3"}
-        return SimpleNamespace(directory=out, report=out / "report.html", table=[row], finished=finished)
+        return SimpleNamespace(directory=out, report=out / "report.html", table=[row], examples=[], finished=finished)
 
     monkeypatch.setattr("thalweg.recipes.run_recipe", fake)
     words = ["epochs=1", "hidden=8"]

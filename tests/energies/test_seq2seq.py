@@ -210,7 +210,7 @@ def test_rows_may_be_repeated_dropped_and_mixed(cell, attention):
     """Even runs share a memory, uneven ones do not; both equal rows stepped alone."""
     model = build(cell=cell, attention=attention)
     with torch.no_grad():
-        first, state = model.step(torch.full((3,), model.bos), model.begin(pad(SOURCES)))
+        _, state = model.step(torch.full((3,), model.bos), model.begin(pad(SOURCES)))
         for rows in ([0, 0, 1, 1, 2, 2], [2, 2, 0], [1], [0, 1, 0, 1], [2, 1, 0]):
             index = torch.tensor(rows)
             tokens = torch.tensor([4, 5, 6, 4, 5, 6][: len(rows)])

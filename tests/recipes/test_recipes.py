@@ -118,7 +118,7 @@ def test_from_end_to_end_and_not_again(pairs, tmp_path):
         (folder,) = (run / "evaluation").iterdir()
         found = json.loads((folder / "metrics.json").read_text())["scores"]
         scores.append({name: score["value"] for name, score in found.items()})
-    table = {row["metric"]: row for row in result.table}
+    table = {row["metric"].lower().replace("per", "cer"): row for row in result.table}
     assert table.keys() == scores[0].keys() >= {"accuracy", "cer", "wer", "wer@3", "bleu"}
     for metric, row in table.items():
         values = [each[metric] for each in scores]
@@ -149,7 +149,21 @@ def test_from_end_to_end_and_not_again(pairs, tmp_path):
 def test_one_run_has_no_spread(pairs, tmp_path):
     recipe, words = tiny(pairs)
     result = run_recipe(recipe, tmp_path / "out", overrides=words, seeds=1)
-    assert {(row["runs"], row["spread"], row["published"]) for row in result.table} == {("1", "", "")}
+    scores = json.loads(next((tmp_path / "out").rglob("metrics.json")).read_text())["scores"]
+    for row, score in zip(result.table, scores.values(), strict=True):
+        digits = 2 if score["name"] == "BLEU" else 4
+        assert row["metric"] == score["name"]
+        assert row["value"] == f"{score['value']:.{digits}f}"
+        assert row["95 % interval"] == f"{score['low']:.{digits}f} to {score['high']:.{digits}f}"
+        assert "spread" not in row
+
+
+def test_examples_are_answered_by_the_first_run(pairs, tmp_path):
+    recipe, words = tiny(pairs)
+    recipe = dataclasses.replace(recipe, examples=("abc", "cab"))
+    result = run_recipe(recipe, tmp_path / "out", overrides=words, seeds=1)
+    assert [row["source"] for row in result.examples] == ["abc", "cab"]
+    assert all(row["answers"].count("|") <= 2 and row["answers"].endswith(")") for row in result.examples)
 
 
 def test_other_settings_do_not_pass_for_the_finished_run(pairs, tmp_path):
@@ -195,9 +209,9 @@ def test_measuring_the_model_of_another_recipe(pairs, tmp_path, monkeypatch):
     folder = tmp_path / "out" / "seed-0" / "evaluation"
     assert {"three", "one"} <= {path.name for path in folder.iterdir()}
     three, one = (json.loads((folder / n / "metrics.json").read_text())["scores"] for n in ("three", "one"))
-    table = {row["metric"]: row["mean"] for row in result.table}
-    assert table["wer@3"] == f"{three['wer@3']['value']:.4f}"
-    assert table["wer"] == f"{one['wer']['value']:.4f}"
+    table = {row["metric"]: row["value"] for row in result.table}
+    assert table["WER@3"] == f"{three['wer@3']['value']:.4f}"
+    assert table["WER"] == f"{one['wer']['value']:.4f}"
 
 
 def test_fresh_removes_nothing_but_runs(pairs, tmp_path):

@@ -39,7 +39,11 @@ def list_command() -> None:
     """
     from thalweg.recipes import list_recipes
 
-    show_table([{"name": recipe.name, "what": recipe.title} for recipe in list_recipes()])
+    rows = []
+    for recipe in list_recipes():
+        published = ", ".join(f"{metric} {value:.4f}" for metric, value in recipe.published.items())
+        rows.append({"name": recipe.name, "what": recipe.title, "published": published})
+    show_table(rows)
 
 
 @app.command("show")
@@ -94,6 +98,9 @@ def run_command(
     if display.interrupted or not result.finished:
         note("stopped; the same command goes on" + (" (without --fresh)" if fresh else ""))
         raise typer.Exit(130)
+    if result.examples:
+        show_table(result.examples)
+        say()
     show_table(result.table)
     say()
     say(f"runs    {result.directory}")

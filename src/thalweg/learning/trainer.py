@@ -159,7 +159,7 @@ class Trainer:
             self._restore()
         plateau = Plateau(factor=self.config.plateau_factor, patience=self.config.plateau_patience)
         plateau.current, plateau.waited = float(self.progress.plateau[0]), int(self.progress.plateau[1])
-        with self._interruptible():
+        with self._interruptible(), _threads(self.config.threads):
             while not self.progress.finished:
                 if not self._run_epoch(batches, plateau):
                     self._save_last()
@@ -360,6 +360,16 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def resolve_device(name: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import shutil
 import statistics
 from collections.abc import Callable, Sequence
@@ -18,10 +17,12 @@ from typing import Any
 
 from thalweg.errors import ConfigError, nearest
 from thalweg.learning.checkpoint import load_checkpoint, write_atomically
+from thalweg.metrics import Score
 from thalweg.tasks.config import SearchConfig, TransduceConfig, apply_overrides, build_config, read_config
 from thalweg.tasks.evaluation import evaluate
 from thalweg.tasks.report import write_report
 from thalweg.tasks.transduce import train
+from thalweg.tasks.transducer import load
 
 __all__ = ["Recipe", "RecipeResult", "list_recipes", "load_recipe", "run_recipe"]
 
@@ -39,6 +40,7 @@ class Recipe:
         config: settings of a transduction run.
         evaluations: what is measured after training: ``data``, ``k``, ``references``, ``name`` and search settings.
         model_of: another recipe whose trained runs are measured instead of training.
+        examples: sources whose answers are shown at the end.
 
     >>> load_recipe("t1").published
     {'accuracy': 0.167}
@@ -53,11 +55,12 @@ class Recipe:
     config: dict[str, Any] = field(default_factory=dict)
     evaluations: tuple[dict[str, Any], ...] = ()
     model_of: str = ""
+    examples: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class RecipeResult:
-    """Where the runs are, the report of the first, and the table ``metric, published, mean, spread, runs``.
+    """Where the runs are, the report of the first, a table of scores, and one of example answers.
 
     >>> RecipeResult(Path("runs/demo"), None, []).finished
     True
@@ -66,6 +69,7 @@ class RecipeResult:
     directory: Path
     report: Path | None
     table: list[dict[str, str]]
+    examples: list[dict[str, str]] = field(default_factory=list)
     finished: bool = True
 
 
@@ -106,6 +110,7 @@ def load_recipe(name: str) -> Recipe:
         config=raw.get("config", {}),
         evaluations=tuple(raw.get("evaluations", ())),
         model_of=raw.get("model_of", ""),
+        examples=tuple(raw.get("examples", ())),
     )
 
 
@@ -138,7 +143,7 @@ def run_recipe(
         for directory in directories:
             _remove_run(directory)
     trained = load_recipe(recipe.model_of) if recipe.model_of else recipe
-    found: list[dict[str, float]] = []
+    found: list[dict[str, Score]] = []
     for seed, directory in zip(chosen, directories, strict=True):
         config = build_config(
             apply_overrides(trained.config, [*overrides, f"training.seed={seed}"]),
@@ -153,9 +158,10 @@ def run_recipe(
         found.append(_measure(recipe, directory, root, listener))
     table = _table(recipe, found)
     report = write_report(directories[0])
-    record = {"recipe": recipe.name, "published": recipe.published, "seeds": list(chosen), "scores": found}
+    scores = [{key: score.value for key, score in run.items()} for run in found]
+    record = {"recipe": recipe.name, "published": recipe.published, "seeds": list(chosen), "scores": scores}
     write_atomically(out / f"results-{recipe.name}.json", (json.dumps(record, indent=2) + "\n").encode())
-    return RecipeResult(out, report, table)
+    return RecipeResult(out, report, table, _examples(recipe, directories[0]))
 
 
 def _remove_run(directory: Path) -> None:
@@ -185,32 +191,43 @@ def _complete(directory: Path) -> bool:
     return last.exists() and bool(load_checkpoint(last).meta["progress"]["finished"])
 
 
-def _measure(recipe: Recipe, directory: Path, root: Path | None, listener: Listener | None) -> dict[str, float]:
-    values: dict[str, float] = {}
+def _measure(recipe: Recipe, directory: Path, root: Path | None, listener: Listener | None) -> dict[str, Score]:
+    scores: dict[str, Score] = {}
     for entry in recipe.evaluations:
         entry = dict(entry)
         spec, prefix = entry.pop("data"), entry.pop("prefix", "")
         options = {key: entry.pop(key) for key in ("k", "references", "name") if key in entry}
         how = build_config({"search": "beam", **entry}, SearchConfig, where=f"recipe {recipe.name}")
         result = evaluate(directory, spec, how=how, root=root, listener=listener, **options)
-        values |= {prefix + key: score.value for key, score in result.scores.items()}
-    return values
+        for key, score in result.scores.items():
+            scores[prefix + key] = dataclasses.replace(score, name=prefix + score.name)
+    return scores
 
 
-def _table(recipe: Recipe, found: list[dict[str, float]]) -> list[dict[str, str]]:
+def _table(recipe: Recipe, found: list[dict[str, Score]]) -> list[dict[str, str]]:
+    """A row a metric: mean and spread over several runs, or the interval of a single one."""
     rows = []
-    for metric in found[0]:
-        values = [scores[metric] for scores in found]
-        published = recipe.published.get(metric)
-        spread = statistics.stdev(values) if len(values) > 1 else math.nan
-        digits = 2 if metric.endswith("bleu") else 4
-        rows.append(
-            {
-                "metric": metric,
-                "published": "" if published is None else f"{published:.{digits}f}",
-                "mean": f"{statistics.fmean(values):.{digits}f}",
-                "spread": "" if math.isnan(spread) else f"{spread:.{digits}f}",
-                "runs": str(len(values)),
-            }
-        )
+    for key, first in found[0].items():
+        values = [scores[key].value for scores in found]
+        digits = 2 if key.endswith("bleu") else 4
+        row = {"metric": first.name}
+        if recipe.published:
+            row["published"] = f"{recipe.published[key]:.{digits}f}" if key in recipe.published else ""
+        row["mean" if len(found) > 1 else "value"] = f"{statistics.fmean(values):.{digits}f}"
+        if len(found) > 1:
+            row |= {"spread": f"{statistics.stdev(values):.{digits}f}", "runs": str(len(found))}
+        else:
+            row["95 % interval"] = f"{first.low:.{digits}f} to {first.high:.{digits}f}"
+        rows.append(row)
+    return rows
+
+
+def _examples(recipe: Recipe, directory: Path) -> list[dict[str, str]]:
+    """What the first run's model answers to the recipe's examples."""
+    if not recipe.examples:
+        return []
+    rows = []
+    for prediction in load(directory).predict(recipe.examples, k=3):
+        answers = [f"{answer.text} ({answer.probability:.2f})" for answer in prediction.answers]
+        rows.append({"source": prediction.source, "answers": "  |  ".join(answers)})
     return rows

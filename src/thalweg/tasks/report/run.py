@@ -139,7 +139,10 @@ def read_run(run: Path) -> RunRecord:
     >>> record.log, record.config_text, record.evaluations
     (None, None, [])
     """
-    record = RunRecord(path=run, name=run.resolve().name)
+    place = run.resolve()
+    # The seeds of a recipe lie side by side: only with the folder's name does each say what it is.
+    name = f"{place.parent.name}, {place.name}" if place.name.startswith("seed-") else place.name
+    record = RunRecord(path=run, name=name)
     record.config_text = _text(run / "config.yaml")
     record.config = _parse_config(record.config_text)
     if isinstance(name := record.config.get("name"), str) and name.strip():
