@@ -115,13 +115,8 @@ class Trainer:
     ):
         from lightning_fabric import Fabric
 
-        self.config, self.loss, self.evaluate, self.directory, self.meta = (
-            config,
-            loss,
-            evaluate,
-            directory,
-            meta,
-        )
+        self.config, self.loss, self.evaluate = config, loss, evaluate
+        self.directory, self.meta = directory, meta
         self.listener: Listener = listener or (lambda event: None)
         accelerator = resolve_device(config.device)
         self.fabric = Fabric(accelerator=accelerator, devices=1, precision=config.precision)
@@ -232,31 +227,43 @@ class Trainer:
 
     def _close_epoch(self, plateau: Plateau) -> None:
         """Evaluate, keep the best, log, checkpoint, decide whether to go on."""
-        config, progress = self.config, self.progress
-        speed_seconds = progress.epoch_seconds
+        progress = self.progress
         began = time.perf_counter()
         self.raw.eval()
         with self._averaged_weights(), torch.no_grad():
             metrics = self.evaluate(self.raw)
-            if config.metric not in metrics:
-                raise ConfigError(f"metric `{config.metric}` is not among the dev metrics: {', '.join(metrics)}")
-            value = metrics[config.metric]
-            loss = metrics.get("loss")
-            best = progress.better(value, higher=metric_direction(config.metric), loss=loss)
-            if best:
-                weights = dict(self.raw.state_dict())
-                meta = {**self.meta, "epoch": progress.epoch + 1, "metrics": metrics}
-                save_checkpoint(self.directory / "model.safetensors", Checkpoint(weights, meta))
+            best = self._keep_if_best(metrics)
         progress.epoch += 1
-        progress.seconds += speed_seconds + time.perf_counter() - began
-        if best:
-            progress.best_value, progress.best_loss = value, loss
-            progress.best_epoch, progress.best_metrics = progress.epoch, metrics
         progress.waited = 0 if best else progress.waited + 1
-        if config.schedule == "plateau":
+        if self.config.schedule == "plateau":
             plateau.update(best)
             progress.plateau = [plateau.current, plateau.waited]
-        event = {
+        progress.seconds += progress.epoch_seconds + time.perf_counter() - began
+        # Logged before it is saved: a kill in between repeats the epoch, and resuming drops what was logged too early.
+        self.listener(self._epoch_event(metrics, best))
+        progress.batch, progress.epoch_seconds = 0, 0.0
+        progress.loss_sum = progress.loss_count = progress.norm_sum = 0.0
+        progress.norm_count = 0
+        progress.finished = self._reason_to_end()
+        self._save_last()
+
+    def _keep_if_best(self, metrics: dict[str, float]) -> bool:
+        """Write the model as it stands where its dev metric beats all before."""
+        config, progress = self.config, self.progress
+        if config.metric not in metrics:
+            raise ConfigError(f"metric `{config.metric}` is not among the dev metrics: {', '.join(metrics)}")
+        value, loss = metrics[config.metric], metrics.get("loss")
+        if not progress.better(value, higher=metric_direction(config.metric), loss=loss):
+            return False
+        meta = {**self.meta, "epoch": progress.epoch + 1, "metrics": metrics}
+        save_checkpoint(self.directory / "model.safetensors", Checkpoint(dict(self.raw.state_dict()), meta))
+        progress.best_value, progress.best_loss = value, loss
+        progress.best_epoch, progress.best_metrics = progress.epoch + 1, metrics
+        return True
+
+    def _epoch_event(self, metrics: dict[str, float], best: bool) -> dict[str, Any]:
+        progress = self.progress
+        return {
             "event": "epoch",
             "epoch": progress.epoch,
             "step": progress.step,
@@ -265,16 +272,10 @@ class Trainer:
             "teacher_forcing": self._forcing,
             "gradient_norm": progress.norm_sum / max(1, progress.norm_count),
             "seconds": progress.seconds,
-            "train_seconds": speed_seconds,
+            "train_seconds": progress.epoch_seconds,
             "dev": metrics,
             "best": best,
         }
-        progress.batch, progress.epoch_seconds = 0, 0.0
-        progress.loss_sum = progress.loss_count = progress.norm_sum = 0.0
-        progress.norm_count = 0
-        progress.finished = self._reason_to_end()
-        self._save_last()
-        self.listener(event)
 
     def _reason_to_end(self) -> str:
         if self.progress.epoch >= self.config.epochs:
