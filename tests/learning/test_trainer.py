@@ -205,7 +205,7 @@ def test_checkpoint_metadata_is_json(tmp_path):
     json.dumps(load_checkpoint(tmp_path / "last.safetensors").meta, allow_nan=False)
 
 
-BAD = [("epochs", 0), ("batch_size", 0), ("checkpoint_every", 0), ("learning_rate", 0.0), ("learning_rate", math.inf)]
+BAD = [("epochs", -1), ("batch_size", 0), ("checkpoint_every", 0), ("learning_rate", 0.0), ("learning_rate", math.inf)]
 BAD += [("learning_rate", math.nan), ("weight_decay", -1.0), ("weight_decay", math.nan), ("clip", math.nan)]
 BAD += [("momentum", -0.1), ("momentum", math.nan), ("warmup", -1), ("patience", -1), ("teacher_forcing", 1.1)]
 BAD += [

@@ -71,7 +71,7 @@ def test_wrong_types(raw, said):
     [
         ({"model": {"dropout": 1.0}}, "model.dropout must be in [0, 1), got 1.0"),
         ({"model": {"hidden": 0}}, "model.hidden must be at least 1, got 0"),
-        ({"training": {"epochs": 0}}, "training.epochs must be at least 1, got 0"),
+        ({"training": {"epochs": -1}}, "training.epochs must be 0 or more, got -1"),
         ({"training": {"metric": "acuracy"}}, "did you mean `accuracy`?"),
         ({"data": {"held_out": 0}}, "data.held_out must be in (0, 1), got 0"),
         ({"data": {"held_out": 1}}, "data.held_out must be in (0, 1), got 1"),

@@ -143,8 +143,10 @@ def test_killed_and_resumed_equals_uninterrupted(toy_files, tmp_path, step):
         train(config, tmp_path / "cut", listener=kill)
     with (tmp_path / "cut" / "log.jsonl").open("a") as log:
         log.write('{"event": "epo')  # a kill can leave half a line
+    (tmp_path / "cut" / ".last.safetensors.x1.tmp").write_bytes(b"half a file")
     torch.rand(3)
     train(config, tmp_path / "cut", resume=True)
+    assert not list((tmp_path / "cut").glob(".*.tmp"))
     for name in ("model.safetensors", "last.safetensors"):
         assert_same_tensors(tmp_path / "whole" / name, tmp_path / "cut" / name)
     kept = [[e for e in events_of(tmp_path / name) if e["event"] == "epoch"] for name in ("whole", "cut")]

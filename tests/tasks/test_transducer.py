@@ -11,10 +11,11 @@ import pytest
 import torch
 from toy_task import toy_config, write_pairs
 
-from thalweg.data import pad
+from thalweg.data import Symbols, pad
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from thalweg.tasks import SearchConfig, load, train
+from thalweg.tasks import Answer, SearchConfig, load, train
+from thalweg.tasks.transducer import _join
 
 WORDS = ["abc", "fed", "aaa", "cab", "f", "abcdef", "bad", "abc", "ea"]
 
@@ -290,3 +291,13 @@ def test_loading_a_damaged_model(halfway, tmp_path, case):
 def test_the_file_for_resuming_is_not_a_model(halfway):
     with pytest.raises(CheckpointError, match="expected a transduction model, got something else"):
         load(halfway / "last.safetensors")
+
+
+def test_joint_answers_name_a_text_once():
+    def answer(text, log_prob):
+        return Answer(text, tuple(text), log_prob, True)
+
+    # "a" + "bc" and "ab" + "c" are one text: the better way counts.
+    row = [(answer("a", -1.0), answer("ab", -2.0)), (answer("bc", -3.0), answer("c", -1.0))]
+    joined = _join(row, Symbols(), 4)
+    assert [(a.text, a.log_prob) for a in joined] == [("ac", -2.0), ("abc", -3.0), ("abbc", -5.0)]

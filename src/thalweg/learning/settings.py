@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from thalweg.errors import ConfigError
@@ -18,7 +18,7 @@ class TrainingConfig:
     """How a model is trained.
 
     Attributes:
-        epochs: passes over the training data at most.
+        epochs: passes over the training data at most; 0 means 20, and more where those are under 4,000 steps.
         batch_size: pairs per step.
         optimiser: ``sgd``, ``adam_l2`` (L2 in the gradient) or ``adamw`` (decoupled decay).
         learning_rate, weight_decay, momentum: as torch's optimiser of that name.
@@ -43,7 +43,7 @@ class TrainingConfig:
     'adamw'
     """
 
-    epochs: int = 20
+    epochs: int = 0
     batch_size: int = 32
     optimiser: OptimiserName = "adamw"
     learning_rate: float = 3e-3
@@ -68,10 +68,20 @@ class TrainingConfig:
     checkpoint_every: int = 1000
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "checkpoint_every"):
+        for name in ("batch_size", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"training.{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("weight_decay", "momentum", "clip", "warmup", "patience", "plateau_patience", "seed", "threads"):
+        for name in (
+            "epochs",
+            "weight_decay",
+            "momentum",
+            "clip",
+            "warmup",
+            "patience",
+            "plateau_patience",
+            "seed",
+            "threads",
+        ):
             if not getattr(self, name) >= 0:  # NaN too
                 raise ConfigError(f"training.{name} must be 0 or more, got {getattr(self, name)}")
         if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
@@ -89,3 +99,17 @@ class TrainingConfig:
             raise ConfigError(
                 f"training.metric must be one that a single answer has, got `{self.metric}`; use `wer` or `cer`"
             )
+
+    def planned(self, batches: int) -> TrainingConfig:
+        """The same with the number of epochs settled for so many batches an epoch.
+
+        A small file wants many passes: 4,000 steps are the aim, 200 epochs the most.
+
+        >>> [TrainingConfig().planned(batches).epochs for batches in (1, 40, 400)]
+        [200, 100, 20]
+        >>> TrainingConfig(epochs=3).planned(40).epochs
+        3
+        """
+        if self.epochs:
+            return self
+        return replace(self, epochs=min(200, max(20, math.ceil(4000 / max(1, batches)))))

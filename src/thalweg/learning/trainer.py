@@ -150,6 +150,7 @@ class Trainer:
 
     def fit(self, batches: Batched[Any], *, resume: bool = False) -> Progress:
         """Train to the end, to early stopping, or to Ctrl-C (``progress.finished`` is then empty)."""
+        self.config = self.config.planned(len(batches))
         if resume:
             self._restore()
         plateau = Plateau(factor=self.config.plateau_factor, patience=self.config.plateau_patience)

@@ -179,7 +179,8 @@ def _check_settings(directory: Path, config: TransduceConfig) -> None:
     before = dataclasses.asdict(build_config(read_config(path), where=str(path)))
     for section, settings in dataclasses.asdict(config).items():
         for key, value in settings.items():
-            if before[section][key] != value:
+            settled_later = key == "epochs" and not value
+            if before[section][key] != value and not settled_later:
                 raise ConfigError(
                     f"{directory} was run with {section}.{key}={before[section][key]}, got {value}; "
                     "use --fresh to run it again or choose another --out"

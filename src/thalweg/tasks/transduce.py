@@ -75,6 +75,9 @@ def train(
         resume = False
     training, dev = _read_splits(config, root)
     source, target = _sides(config, training)
+    size, seed = config.training.batch_size, config.training.seed
+    batches = Batches(_examples(training, source, target), size=size, seed=seed)
+    config = dataclasses.replace(config, training=config.training.planned(len(batches)))
     torch.manual_seed(config.training.seed)
     model = build_model(config, source, target)
     longest = 1 + max(len(target.symbols.split(text)) for text in training.targets())
@@ -103,10 +106,11 @@ def train(
         log.cut(last)
     else:
         log.clear()
+    for stray in out.glob(".*.tmp"):
+        stray.unlink()  # a kill in the middle of a write leaves one
     write_atomically(out / "config.yaml", to_yaml(config).encode())
     log(_start_event(trainer, training, dev, source, target, resume))
     log.pairs = len(training)
-    batches = Batches(_examples(training, source, target), size=config.training.batch_size, seed=config.training.seed)
     progress = trainer.fit(batches, resume=resume)
     return TrainResult(out, progress.finished, progress.best_epoch, progress.best_metrics, progress.seconds)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import itertools
 import math
 import os
@@ -100,13 +99,8 @@ class Transducer:
     """
 
     def __init__(self, model: Seq2Seq, source: Side, target: Side, *, longest: int, meta: dict[str, Any]):
-        self.model, self.source, self.target, self.longest, self.meta = (
-            model.eval(),
-            source,
-            target,
-            longest,
-            meta,
-        )
+        self.model, self.source, self.target = model.eval(), source, target
+        self.longest, self.meta = longest, meta
 
     @property
     def device(self) -> torch.device:
@@ -181,8 +175,9 @@ class Transducer:
                 for symbols, seen in zip(split, strange, strict=True)
             ]
             found = self._answer_pieces(rows, k, how, attention, generator)
-            for text, row, seen in zip(chunk, found, strange, strict=True):
-                yield Prediction(text, _join(row, self.target.symbols, k), seen)
+            for text, row, answers, seen in zip(chunk, rows, found, strange, strict=True):
+                whole = len(row) == 1 and row[0][0]
+                yield Prediction(text, answers[0] if whole else _join(answers, self.target.symbols, k), seen)
 
     def _answer_pieces(
         self,
@@ -266,22 +261,18 @@ def _cut(symbols: Piece, strange: set[str]) -> list[tuple[bool, Piece]]:
 
 
 def _join(row: list[tuple[Answer, ...]], target: Symbols, k: int) -> tuple[Answer, ...]:
-    """The k best joint answers of independent pieces: log-probabilities add."""
-    if len(row) == 1 and (not row[0] or row[0][0].text):
-        return row[0]
+    """The k best joint answers of independent pieces: log-probabilities add; equal texts count once, at their best."""
     best: list[Answer] = [Answer("", (), 0.0, True)] if row else []
     for options in row:
-        joined = (
-            Answer("", a.symbols + b.symbols, a.log_prob + b.log_prob, a.finished and b.finished, b.attention)
+        joined = [
+            Answer("", a.symbols + b.symbols, a.log_prob + b.log_prob, a.finished and b.finished)
             for a in best
             for b in options
-        )
-        best = heapq.nlargest(k, joined, key=lambda answer: (answer.finished, answer.log_prob))
-    alone = len(row) == 1
-    return tuple(
-        dataclasses.replace(answer, text=target.join(answer.symbols), attention=answer.attention if alone else None)
-        for answer in best
-    )
+        ]
+        joined.sort(key=lambda answer: (answer.finished, answer.log_prob), reverse=True)
+        first = {answer.symbols: answer for answer in reversed(joined)}
+        best = [answer for answer in joined if first[answer.symbols] is answer][:k]
+    return tuple(dataclasses.replace(answer, text=target.join(answer.symbols)) for answer in best)
 
 
 def open_pairs(spec: str, root: Path | None = None) -> PairFile:
