@@ -159,3 +159,18 @@ def test_additive_without_gradients_equals_with(scale):
         without = attention(queries, attention.memorise(values, mask))
     for one, other in zip(with_gradients, without, strict=True):
         torch.testing.assert_close(other, one.detach(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("score", ["dot", "general", "additive"])
+def test_launched_kernels_take_the_plain_way(score, monkeypatch):
+    """Where values cannot be looked at for free, no shortcut is taken and the answer is the same."""
+    torch.manual_seed(0)
+    attention = Attention(score, queries=4, memory=4).double()
+    queries, mask = torch.randn(2, 3, 4).double(), torch.ones(2, 5, dtype=torch.bool)
+    with torch.no_grad():
+        memory = attention.memorise(torch.randn(2, 5, 4).double(), mask)
+        here = attention(queries, memory)
+        monkeypatch.setattr("thalweg.layers.attention.on_cpu", lambda x: False)
+        there = attention(queries, memory)
+    for one, other in zip(here, there, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
