@@ -36,8 +36,8 @@ class _CheapDropout(torch.autograd.Function):
 class Dropout(nn.Module):
     """Zero each unit with probability p while training and scale the others by 1/(1 - p) (Srivastava et al., 2014).
 
-    On the CPU torch's own dropout spends most of its time drawing; here four units share a draw, about 2.5 times
-    faster with the same distribution up to the rounding of p to 1/65536. Elsewhere torch's kernel is used.
+    On the CPU torch's own dropout spends most of its time drawing; here four units share a draw, about twice as
+    fast with the same distribution up to the rounding of p to 1/65536. Elsewhere torch's kernel is used.
 
     >>> _ = torch.manual_seed(0)
     >>> layer = Dropout(0.5)
