@@ -34,6 +34,8 @@ RANK = {room: min(place, ROOMS.index("cli")) for place, room in enumerate(ROOMS)
 # Third-party packages that a room may import at module level; inside a function anything may be imported.
 CORE = {"torch", "numpy"}
 THIRD_PARTY = {"cli": CORE | {"typer", "rich"}}
+# Compiled backends are themselves imported only where a kernel is asked for.
+BACKENDS = {"thalweg.kernels.cpu": {"numba", "llvmlite"}, "thalweg.kernels.gpu": {"triton"}}
 
 # Public classes and functions that need no example, each with the reason. Error classes never need one.
 WITHOUT_EXAMPLE: dict[str, str] = {}
@@ -121,6 +123,7 @@ def order_offences(tree: ast.Module, module: str, is_package: bool = False) -> l
 def third_party_offences(tree: ast.Module, module: str, is_package: bool = False) -> list[str]:
     """Third-party imports that run when the module is imported and that its room may not have."""
     allowed = THIRD_PARTY.get(room_of(module), CORE) | {PACKAGE, "__future__"} | sys.stdlib_module_names
+    allowed = allowed | {name for place, names in BACKENDS.items() if module.startswith(place) for name in names}
     return [
         f"{module}:{found.line}: import `{found.target}` inside the function that uses it"
         for found in imports_of(tree, module, is_package)

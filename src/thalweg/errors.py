@@ -13,6 +13,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "InfeasibleError",
     "MissingDependencyError",
     "ShapeError",
     "ThalwegError",
@@ -26,6 +27,10 @@ class ThalwegError(Exception):
 
 class ShapeError(ThalwegError, ValueError):
     """A tensor has the wrong shape, type or range."""
+
+
+class InfeasibleError(ThalwegError, ValueError):
+    """No structure has a finite score: the constraints of the named items contradict one another."""
 
 
 class DataError(ThalwegError, ValueError):

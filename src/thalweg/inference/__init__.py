@@ -1,4 +1,4 @@
-"""What is the answer? Search over autoregressive energies: greedy, beam and sampling behind one protocol.
+"""What is the answer? Exact inference over chains, and search over autoregressive energies behind one protocol.
 
 >>> import torch
 >>> from thalweg.inference import TableModel, greedy
@@ -10,14 +10,20 @@ tensor([[True]])
 from __future__ import annotations
 
 from thalweg.inference.beam import Allowed, beam_search
+from thalweg.inference.chain import LinearChain
 from thalweg.inference.hypotheses import Autoregressive, Hypotheses
 from thalweg.inference.search import greedy, sample_sequences
+from thalweg.inference.structure import Structure
 from thalweg.inference.table import TableModel
+from thalweg.kernels.potentials import SparseTransitions
 
 __all__ = [
     "Allowed",
     "Autoregressive",
     "Hypotheses",
+    "LinearChain",
+    "SparseTransitions",
+    "Structure",
     "TableModel",
     "beam_search",
     "greedy",

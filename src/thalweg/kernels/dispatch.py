@@ -1,10 +1,23 @@
-"""Which way to compute a thing on the device where it lies."""
+"""Which way to compute a thing on the device where it lies: the only place that looks at device or backend."""
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
 from torch import Tensor
 
-__all__ = ["on_cpu"]
+from thalweg.errors import ConfigError, MissingDependencyError, nearest
+from thalweg.kernels.potentials import Chain, SparseTransitions
+
+__all__ = ["BACKENDS", "chain_kernels", "on_cpu"]
+
+# What `backend=` may say.
+BACKENDS = ("auto", "reference", "scan", "cpu", "gpu")
+_PACKAGE = {"cpu": "numba", "gpu": "triton"}
+_DEVICE = {"cpu": "cpu", "gpu": "cuda"}
 
 
 def on_cpu(x: Tensor) -> bool:
@@ -15,3 +28,50 @@ def on_cpu(x: Tensor) -> bool:
     True
     """
     return x.device.type == "cpu"
+
+
+@cache
+def _installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
+@cache
+def _module(name: str) -> ModuleType:
+    return import_module(f"thalweg.kernels.{name}")
+
+
+def _chosen(backend: str, chain: Chain) -> str:
+    """The backend's name: what was asked for where it can be had, else the fastest for this device."""
+    device = chain.emissions.device.type
+    if backend == "auto":
+        fast = {device: name for name, device in _DEVICE.items()}.get(device, "reference")
+        sparse_elsewhere = isinstance(chain.transitions, SparseTransitions) and fast == "gpu"
+        return fast if fast != "reference" and not sparse_elsewhere and _installed(_PACKAGE[fast]) else "reference"
+    if backend not in BACKENDS:
+        raise ConfigError(f"unknown backend `{backend}`; {nearest(backend, BACKENDS)}")
+    if backend in _DEVICE:
+        if not _installed(_PACKAGE[backend]):
+            package = _PACKAGE[backend]
+            raise MissingDependencyError(f'backend "{backend}" needs {package}: pip install {package}')
+        if device != _DEVICE[backend]:
+            raise ConfigError(
+                f'backend "{backend}" computes on {_DEVICE[backend]}, but the scores lie on {device}; '
+                'use backend="auto"'
+            )
+        if backend == "gpu" and isinstance(chain.transitions, SparseTransitions):
+            raise ConfigError('sparse transitions have no "gpu" kernels; use backend="auto"')
+    return backend
+
+
+def chain_kernels(backend: str, chain: Chain) -> ModuleType | None:
+    """The compiled kernels for a chain, or None where plain PyTorch (``"reference"``, ``"scan"``) computes it.
+
+    >>> import torch
+    >>> tiny = Chain(torch.zeros(1, 2, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([2]))
+    >>> chain_kernels("reference", tiny) is None
+    True
+    """
+    chosen = _chosen(backend, chain)
+    if chosen in ("reference", "scan") or not len(chain.emissions):  # an empty batch is no work for a kernel
+        return None
+    return _module(f"{chosen}.sparse_chain" if isinstance(chain.transitions, SparseTransitions) else f"{chosen}.chain")

@@ -1,0 +1,282 @@
+"""Linear chains with gradients: compiled kernels where they exist, plain PyTorch otherwise and beyond.
+
+The kernels give values and first derivatives; derivatives of those come from the reference by autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.kernels.dispatch import chain_kernels
+from thalweg.kernels.potentials import Chain, SparseTransitions
+from thalweg.kernels.reference import chain as dense_reference
+from thalweg.kernels.reference import sparse_chain as sparse_reference
+
+__all__ = [
+    "carries_graph",
+    "edge_marginals",
+    "expectation",
+    "inputs_of",
+    "log_partition",
+    "marginals",
+    "sample",
+    "score",
+    "top_k",
+    "viterbi",
+    "with_inputs",
+]
+
+
+def _reference(chain: Chain) -> Any:
+    return sparse_reference if isinstance(chain.transitions, SparseTransitions) else dense_reference
+
+
+def inputs_of(chain: Chain) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four tensors that gradients flow to.
+
+    >>> len(inputs_of(Chain(torch.zeros(1, 1, 1), *[torch.zeros(1, 1)] * 3, torch.tensor([1]))))
+    4
+    """
+    moves = chain.transitions
+    return chain.emissions, moves.scores if isinstance(moves, SparseTransitions) else moves, chain.start, chain.end
+
+
+def with_inputs(chain: Chain, inputs: Sequence[Tensor]) -> Chain:
+    """The chain with those four tensors replaced.
+
+    >>> chain = Chain(torch.zeros(1, 1, 1), *[torch.zeros(1, 1)] * 3, torch.tensor([1]))
+    >>> with_inputs(chain, [x + 1 for x in inputs_of(chain)]).emissions
+    tensor([[[1.]]])
+    """
+    emissions, scores, start, end = inputs
+    moves = chain.transitions
+    moves = moves._replace(scores=scores) if isinstance(moves, SparseTransitions) else scores
+    return Chain(emissions, moves, start, end, chain.lengths)
+
+
+def carries_graph(chain: Chain) -> bool:
+    """Whether what is computed from the chain now will be differentiable.
+
+    >>> carries_graph(Chain(torch.zeros(1, 1, 1), *[torch.zeros(1, 1)] * 3, torch.tensor([1])))
+    False
+    """
+    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs_of(chain))
+
+
+def _plain(chain: Chain) -> Chain:
+    """Detached and contiguous, as kernels take it."""
+    return with_inputs(chain, [x.detach().contiguous() for x in inputs_of(chain)])
+
+
+def _reference_value(chain: Chain, gold: Tensor | None, method: str = "auto") -> Tensor:
+    reference = _reference(chain)
+    value = (
+        reference.log_partition(chain)
+        if reference is sparse_reference
+        else reference.log_partition(chain, method=method)
+    )
+    return value if gold is None else torch.where(torch.isneginf(value), value, value - reference.score(chain, gold))
+
+
+def _aliases(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors under new names: one that serves twice gets the derivative of each use by itself."""
+    return [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in inputs]
+
+
+class _Value(torch.autograd.Function):
+    """log Z, or log Z - score(gold), by a kernel; (B,)."""
+
+    @staticmethod
+    def forward(ctx: Any, kernels: ModuleType, chain: Chain, gold: Tensor | None, low_memory: bool, *inputs: Tensor):
+        plain = _plain(chain)
+        keep = any(ctx.needs_input_grad)
+        values, saved = kernels.forward(plain, gold, keep=keep, low_memory=low_memory)
+        if keep:
+            ctx.save_for_backward(*inputs)
+            ctx.rest = kernels, chain, plain, gold, saved
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *weights: Tensor):
+        kernels, chain, plain, gold, saved = ctx.rest
+        if torch.is_grad_enabled():
+            gradients = _Gradient.apply(kernels, chain, gold, saved, weights[0], *ctx.saved_tensors)
+        else:
+            gradients = kernels.backward(plain, saved, weights[0].contiguous(), gold)
+        return (None, None, None, None, *gradients)  # type: ignore[misc]
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradient of sum_b weights[b] value[b] by a kernel; its own derivative by the reference."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernels: ModuleType, chain: Chain, gold: Tensor | None, saved: Any, weights: Tensor, *inputs: Tensor
+    ):
+        ctx.save_for_backward(weights, *inputs)
+        ctx.rest = chain, gold
+        plain = _plain(chain)
+        if saved is None:
+            saved = kernels.forward(plain, gold, keep=True)[1]
+        return kernels.backward(plain, saved, weights.detach().contiguous(), gold)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor):
+        chain, gold = ctx.rest
+        again = torch.is_grad_enabled()
+        weights, *inputs = ctx.saved_tensors
+        with torch.enable_grad():
+            weights, *fresh = _aliases((weights, *inputs))
+            wanted = [x for x, needed in zip((weights, *fresh), ctx.needs_input_grad[4:], strict=True) if needed]
+            value = (_reference_value(with_inputs(chain, fresh), gold) * weights).sum()
+            first = torch.autograd.grad(value, fresh, create_graph=True, materialize_grads=True)
+            dot = sum((f * c).sum() for f, c in zip(first, cotangents, strict=True))
+            # A chain of one label is linear in its scores: its gradient then depends on nothing.
+            found = iter(
+                torch.autograd.grad(dot, wanted, create_graph=again, materialize_grads=True, allow_unused=True)
+                if isinstance(dot, Tensor) and dot.requires_grad
+                else [torch.zeros_like(x) for x in wanted]
+            )
+        gradients = [next(found) if needed else None for needed in ctx.needs_input_grad[4:]]
+        return (None, None, None, None, *gradients)
+
+
+class _Expectation(torch.autograd.Function):
+    """E_p[score_q(y)] by a kernel; its derivative by the reference."""
+
+    @staticmethod
+    def forward(ctx: Any, kernels: ModuleType, p: Chain, q: Chain, *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*inputs)
+        ctx.rest = p, q
+        plain = _plain(p)
+        return kernels.expectation(plain, kernels.forward(plain, keep=True)[1], _plain(q))
+
+    @staticmethod
+    def backward(ctx: Any, *weights: Tensor):
+        p, q = ctx.rest
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            inputs = _aliases(ctx.saved_tensors)
+            value = _reference(p).expectation(with_inputs(p, inputs[:4]), with_inputs(q, inputs[4:]))
+            wanted = [x for x, needed in zip(inputs, ctx.needs_input_grad[3:], strict=True) if needed]
+            found = iter(torch.autograd.grad(value, wanted, weights[0], create_graph=again, materialize_grads=True))
+        return (None, None, None, *(next(found) if needed else None for needed in ctx.needs_input_grad[3:]))
+
+
+def log_partition(
+    chain: Chain, *, gold: Tensor | None = None, backend: str = "auto", low_memory: bool = False
+) -> Tensor:
+    """log Z of each item, or log Z - score(gold) with ``gold`` (B, T): the negative log-likelihood; (B,).
+
+    Items without a feasible labelling give -inf. Differentiable to any order.
+
+    >>> chain = Chain(torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([3]))
+    >>> log_partition(chain).exp()
+    tensor([8.])
+    """
+    kernels = chain_kernels(backend, chain)
+    if kernels is None:
+        return _reference_value(
+            chain, gold, "scan" if backend == "scan" else "loop" if backend == "reference" else "auto"
+        )
+    return _Value.apply(kernels, chain, gold, low_memory, *inputs_of(chain))  # type: ignore[return-value]
+
+
+def marginals(chain: Chain, *, backend: str = "auto") -> Tensor:
+    """p(y_t = c) as (B, T, C), zero past each length; differentiable.
+
+    >>> chain = Chain(torch.zeros(1, 2, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([1]))
+    >>> marginals(chain)
+    tensor([[[0.5000, 0.5000],
+             [0.0000, 0.0000]]])
+    """
+    kernels = chain_kernels(backend, chain)
+    if kernels is not None:
+        ones = chain.emissions.new_ones(len(chain.emissions))
+        return _Gradient.apply(kernels, chain, None, None, ones, *inputs_of(chain))[0]  # type: ignore[index]
+    create_graph = carries_graph(chain)
+    with torch.enable_grad():
+        emissions = chain.emissions if create_graph else chain.emissions.detach()
+        emissions = emissions if emissions.requires_grad else emissions.detach().requires_grad_()
+        value = log_partition(chain._replace(emissions=emissions), backend=backend)
+        return torch.autograd.grad(value.sum(), emissions, create_graph=create_graph)[0]
+
+
+def expectation(p: Chain, q: Chain, *, backend: str = "auto") -> Tensor:
+    """E_{y ~ p}[score_q(y)] of each item, with 0 * -inf = 0; (B,), differentiable in both.
+
+    >>> p = Chain(torch.zeros(1, 2, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([2]))
+    >>> expectation(p, p._replace(emissions=torch.tensor([[[1.0, 3.0], [0.0, 0.0]]])))
+    tensor([2.])
+    """
+    kernels = chain_kernels(backend, p)
+    if kernels is None or isinstance(p.transitions, SparseTransitions) != isinstance(q.transitions, SparseTransitions):
+        return _reference(p).expectation(p, q)
+    return _Expectation.apply(kernels, p, q, *inputs_of(p), *inputs_of(q))  # type: ignore[return-value]
+
+
+def score(chain: Chain, labels: Tensor) -> Tensor:
+    """The score of labellings (..., B, T) as (..., B); labels past the length count for nothing.
+
+    >>> chain = Chain(torch.ones(1, 2, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([2]))
+    >>> score(chain, torch.tensor([[0, 1]]))
+    tensor([2.])
+    """
+    return _reference(chain).score(chain, labels)
+
+
+def _decoder(backend: str, chain: Chain) -> Any:
+    return chain_kernels(backend, chain) or _reference(chain)
+
+
+@torch.no_grad()
+def viterbi(chain: Chain, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
+    """The highest score (B,) and the labelling that has it (B, T), -1 past the length.
+
+    >>> none = torch.zeros(2)
+    >>> chain = Chain(torch.tensor([[[0.0, 1.0]]]), torch.zeros(2, 2), none, none, torch.tensor([1]))
+    >>> viterbi(chain)
+    (tensor([1.]), tensor([[1]]))
+    """
+    return _decoder(backend, chain).viterbi(_plain(chain))
+
+
+@torch.no_grad()
+def top_k(chain: Chain, k: int, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
+    """The k highest scores (B, k), falling, and their labellings (B, k, T); missing ones are -inf and -1.
+
+    >>> none = torch.zeros(2)
+    >>> chain = Chain(torch.tensor([[[0.0, 1.0]]]), torch.zeros(2, 2), none, none, torch.tensor([1]))
+    >>> top_k(chain, 3)[0]
+    tensor([[1., 0., -inf]])
+    """
+    return _decoder(backend, chain).top_k(_plain(chain), k)
+
+
+@torch.no_grad()
+def sample(chain: Chain, uniforms: Tensor, *, backend: str = "auto") -> Tensor:
+    """Exact samples (S, B, T), one for each row of uniform numbers in [0, 1) of that shape.
+
+    >>> chain = Chain(torch.zeros(1, 1, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([1]))
+    >>> sample(chain, torch.tensor([[[0.4]], [[0.6]]])).flatten()
+    tensor([0, 1])
+    """
+    return _decoder(backend, chain).sample(_plain(chain), uniforms)
+
+
+def edge_marginals(chain: Chain, *, backend: str = "auto") -> Tensor:
+    """p(y_t = i, y_t+1 = j) as (B, T-1, C, C), or (B, T-1, E) for sparse transitions; differentiable.
+
+    >>> chain = Chain(torch.zeros(1, 2, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([2]))
+    >>> edge_marginals(chain).flatten()
+    tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
+    kernels = chain_kernels(backend, chain)
+    if kernels is None or carries_graph(chain):
+        return _reference(chain).edge_marginals(chain)
+    return kernels.edge_marginals(_plain(chain))

@@ -1,0 +1,218 @@
+"""The best, the k best and samples of a chain."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from thalweg.kernels.cpu.chain_log import filtered
+from thalweg.kernels.cpu.simd import add_row, max_row, sweep_max
+
+__all__ = ["best", "draw", "k_best", "sample_log", "sample_scaled"]
+
+_options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
+
+
+@njit(**_options)
+def _path_score(emissions, transitions, start, end, b, length, labels):
+    """The score of one labelling in float64."""
+    total = float(start[labels[0]]) + end[labels[length - 1]] + emissions[b, 0, labels[0]]
+    for t in range(1, length):
+        moves = transitions[b if len(transitions) > 1 else 0, t - 1 if transitions.shape[1] > 1 else 0]
+        total += float(emissions[b, t, labels[t]]) + moves[labels[t - 1], labels[t]]
+    return total
+
+
+@njit(**_options)
+def best(emissions, transitions, start, end, lengths, flipped, scores, labels, delta, matrix, part, low, high):
+    """Viterbi: highest scores and their labellings, -1 past the length; the lowest label wins a tie.
+
+    Only maxima are kept on the way; the back-pointers of the one path that is wanted are found on the way back.
+    ``delta`` is (parts, T + 1, P) and ``matrix`` (parts, P, P), both of -inf; ``flipped`` has the transposed transitions,
+    (N, C, C), no rows where they differ by step.
+    """
+    size = emissions.shape[2]
+    by_step = transitions.shape[1] > 1
+    nothing = delta.dtype.type(0)
+    for b in range(low, high):
+        length = lengths[b]
+        n = b if len(transitions) > 1 else 0
+        rows, moves, ahead = delta[part], matrix[part], delta[part, -1]
+        for c in range(size):
+            rows[0, c] = emissions[b, 0, c] + start[c]
+        if length > 1 and not by_step:
+            for i in range(size):
+                for j in range(size):
+                    moves[i, j] = transitions[n, 0, i, j]
+        for t in range(1, length):
+            if by_step:
+                for i in range(size):
+                    for j in range(size):
+                        moves[i, j] = transitions[n, t - 1, i, j]
+            # Relative to the largest: float32 keeps its digits along any length.
+            top = max_row(rows[t - 1], size)
+            sweep_max(rows[t - 1], moves, size, ahead)
+            add_row(ahead, emissions[b, t], -top if top > -np.inf else nothing, size, rows[t])
+        label = 0
+        most = rows[length - 1, 0] + end[0]
+        for c in range(1, size):
+            if rows[length - 1, c] + end[c] > most:
+                most = rows[length - 1, c] + end[c]
+                label = c
+        for t in range(length, labels.shape[1]):
+            labels[b, t] = -1
+        labels[b, length - 1] = label
+        for t in range(length - 1, 0, -1):
+            arrivals = flipped[n, label] if not by_step else transitions[n, t - 1, :, label]
+            label = 0
+            most = rows[t - 1, 0] + arrivals[0]
+            for c in range(1, size):
+                if rows[t - 1, c] + arrivals[c] > most:
+                    most = rows[t - 1, c] + arrivals[c]
+                    label = c
+            labels[b, t - 1] = label
+        scores[b] = _path_score(emissions, transitions, start, end, b, length, labels[b])
+
+
+@njit(**_options)
+def _insert(value, label, rank, scores, labels, ranks, filled):
+    """Put an entry into a falling list of at most k; returns how many it holds."""
+    k = len(scores)
+    place = filled if filled < k else k - 1
+    if filled == k and not value > scores[k - 1]:
+        return filled
+    while place > 0 and value > scores[place - 1]:
+        scores[place] = scores[place - 1]
+        labels[place] = labels[place - 1]
+        ranks[place] = ranks[place - 1]
+        place -= 1
+    scores[place] = value
+    labels[place] = label
+    ranks[place] = rank
+    return filled + 1 if filled < k else k
+
+
+@njit(**_options)
+def k_best(emissions, transitions, start, end, lengths, scores, labels, lists, back, part, low, high):
+    """The k highest scores (B, k) and labellings (B, k, T); missing ones -inf and -1.
+
+    Each state keeps its k best partial scores in ``lists`` (parts, 2, C, k); where each came from is in ``back``
+    (parts, T + 1, C, k, 2). Sorted lists let most of the C k candidates of a state go unseen.
+    """
+    size = emissions.shape[2]
+    k = scores.shape[1]
+    for b in range(low, high):
+        length = lengths[b]
+        old, new, origin = lists[part, 0], lists[part, 1], back[part]
+        for c in range(size):
+            old[c] = -np.inf
+            old[c, 0] = float(emissions[b, 0, c]) + start[c]
+        for t in range(1, length + 1):
+            last = t == length
+            for j in range(1 if last else size):
+                new[j] = -np.inf
+                filled = 0
+                for i in range(size):
+                    if last:
+                        move = float(end[i])
+                    else:
+                        move = float(
+                            transitions[
+                                b if len(transitions) > 1 else 0, t - 1 if transitions.shape[1] > 1 else 0, i, j
+                            ]
+                        )
+                        move += emissions[b, t, j]
+                    for rank in range(k):
+                        value = old[i, rank] + move
+                        if value == -np.inf or (filled == k and not value > new[j, k - 1]):
+                            break
+                        filled = _insert(value, i, rank, new[j], origin[t, j, :, 0], origin[t, j, :, 1], filled)
+            old, new = new, old
+        for r in range(k):
+            scores[b, r] = old[0, r]
+            labels[b, r] = -1
+            if old[0, r] > -np.inf:
+                label, rank = origin[length, 0, r, 0], origin[length, 0, r, 1]
+                for t in range(length - 1, -1, -1):
+                    labels[b, r, t] = label
+                    if t > 0:
+                        label, rank = origin[t, label, rank, 0], origin[t, label, rank, 1]
+                scores[b, r] = _path_score(emissions, transitions, start, end, b, length, labels[b, r])
+
+
+@njit(**_options)
+def draw(weights, size, u):
+    """The label at which the running sum of weights passes u times their sum."""
+    total = 0.0
+    last = 0
+    for c in range(size):
+        total += weights[c]
+        if weights[c] > 0:
+            last = c
+    bound = u * total
+    running = 0.0
+    for c in range(size):
+        running += weights[c]
+        if running > bound:
+            return c
+    return last
+
+
+@njit(**_options)
+def sample_scaled(transposed, end, lengths, alpha, log_z, uniforms, labels, weights, part, low, high):
+    """Samples (S, B, T) of the items whose ``log_z`` is not NaN, from their scaled forward weights. O(C) a step."""
+    size = len(end)
+    top = max_row(end, size)
+    spare = weights[part]
+    for b in range(low, high):
+        if math.isnan(log_z[b]):
+            continue
+        n = b if len(transposed) > 1 else 0
+        for s in range(len(uniforms)):
+            for c in range(size):
+                spare[c] = alpha[b, lengths[b] - 1, c] * math.exp(end[c] - top)
+            for t in range(lengths[b] - 1, -1, -1):
+                label = draw(spare, size, uniforms[s, b, t])
+                labels[s, b, t] = label
+                if t > 0:
+                    for c in range(size):
+                        spare[c] = alpha[b, t - 1, c] * transposed[n, label, c]
+            for t in range(lengths[b], labels.shape[2]):
+                labels[s, b, t] = -1
+
+
+@njit(**_options)
+def sample_log(
+    emissions, transitions, start, end, lengths, chosen, uniforms, labels, rows, matrix, weights, part, low, high
+):
+    """Samples of the ``chosen`` items by log forward weights; infeasible ones get -1."""
+    size = len(end)
+    for b in range(low, high):
+        if not chosen[b]:
+            continue
+        alpha, spare = rows[part], weights[part]
+        total = filtered(emissions, transitions, start, lengths, b, alpha, matrix[part], rows[part, -1])
+        for s in range(len(uniforms)):
+            labels[s, b] = -1
+            if total == -np.inf:
+                continue
+            top = -np.inf
+            for c in range(size):
+                spare[c] = alpha[lengths[b] - 1, c] + end[c]
+                top = max(top, spare[c])
+            for t in range(lengths[b] - 1, -1, -1):
+                if top == -np.inf:
+                    break
+                for c in range(size):
+                    spare[c] = math.exp(spare[c] - top)
+                label = draw(spare, size, uniforms[s, b, t])
+                labels[s, b, t] = label
+                if t > 0:
+                    moves = transitions[b if len(transitions) > 1 else 0, t - 1 if transitions.shape[1] > 1 else 0]
+                    top = -np.inf
+                    for c in range(size):
+                        spare[c] = alpha[t - 1, c] + moves[c, label]
+                        top = max(top, spare[c])

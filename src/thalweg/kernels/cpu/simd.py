@@ -1,0 +1,466 @@
+"""Rows of numbers as explicit vectors: the few inner loops that everything on the CPU is made of.
+
+Each function below is emitted as LLVM vector code where a Numba kernel calls it. In Numba loops the compiler must
+assume that arrays overlap, which costs speed and seconds of compilation. Rows are contiguous; a *padded* row has P
+entries, a multiple of :data:`LANES`. A block of several registers keeps enough independent sums in flight to hide the
+latency of a multiply-add.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic as _intrinsic
+
+__all__ = [
+    "LANES",
+    "add_outer",
+    "add_row",
+    "copy_row",
+    "dot",
+    "exp_row",
+    "fill_rows",
+    "log_sum_row",
+    "max_row",
+    "multiply_row",
+    "padded",
+    "scale_row",
+    "sweep_max",
+    "sweep_sum",
+    "write_product",
+]
+
+LANES = 8  # entries that are loaded and stored together
+intrinsic: Any = _intrinsic  # the decorated functions are called without their first parameter
+_INT = ir.IntType(32)
+_SIZE = ir.IntType(64)
+
+
+def padded(size: int) -> int:
+    """The length of a padded row that holds ``size`` entries.
+
+    >>> padded(9)
+    16
+    """
+    return max(LANES, -(-size // LANES) * LANES)
+
+
+class _Emitter:
+    """Vector code for one element type at the builder's place."""
+
+    def __init__(self, context: Any, builder: Any, element: types.Float):
+        self.context, self.builder = context, builder
+        self.element = context.get_value_type(element)
+        self.single = element == types.float32
+        self.bytes = 4 if self.single else 8
+
+    def vector(self, width: int) -> ir.VectorType:
+        return ir.VectorType(self.element, width)
+
+    def constant(self, value: float, width: int) -> ir.Constant:
+        return ir.Constant(self.vector(width), [value] * width)
+
+    def splat(self, value: Any, width: int) -> Any:
+        kind = ir.VectorType(value.type, width)
+        first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_INT, 0))
+        mask = ir.Constant(ir.VectorType(_INT, width), [0] * width)
+        return self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), mask)
+
+    def size(self, value: int) -> ir.Constant:
+        return ir.Constant(_SIZE, value)
+
+    def data(self, kind: types.Array, value: Any) -> Any:
+        return self.context.make_array(kind)(self.context, self.builder, value).data
+
+    def width_of(self, kind: types.Array, value: Any) -> Any:
+        array = self.context.make_array(kind)(self.context, self.builder, value)
+        return self.builder.extract_value(array.shape, kind.ndim - 1)
+
+    def load(self, pointer: Any, width: int) -> Any:
+        place = self.builder.bitcast(pointer, self.vector(width).as_pointer())
+        return self.builder.load(place, align=self.bytes, typ=self.vector(width))
+
+    def store(self, value: Any, pointer: Any) -> None:
+        place = self.builder.bitcast(pointer, value.type.as_pointer())
+        self.builder.store(value, place, align=self.bytes)
+
+    def at(self, pointer: Any, index: Any) -> Any:
+        return self.builder.gep(pointer, [index], source_etype=self.element)
+
+    def scalar(self, pointer: Any, index: Any) -> Any:
+        return self.builder.load(self.at(pointer, index), align=self.bytes, typ=self.element)
+
+    @contextmanager
+    def loop(self, start: Any, stop: Any, step: int) -> Iterator[Any]:
+        with cgutils.for_range_slice(self.builder, start, stop, self.size(step), _SIZE, inc=True) as (index, _):
+            yield index
+
+    def variable(self, value: Any) -> Any:
+        place = cgutils.alloca_once(self.builder, value.type)
+        self.builder.store(value, place)
+        return place
+
+    def blocks(self, stop: Any, widths: tuple[int, ...], body: Callable[[Any, int], None]) -> None:
+        """Cover 0..stop (a multiple of the last width) by blocks, widest first."""
+        begin: Any = self.size(0)
+        for width in widths:
+            length = self.builder.sub(stop, begin)
+            end = self.builder.add(begin, self.builder.and_(length, self.size(-width)))
+            with self.loop(begin, end, width) as place:
+                body(place, width)
+            begin = end
+
+    def mask(self, place: Any, stop: Any) -> Any:
+        """Which of LANES entries from ``place`` on lie before ``stop``."""
+        lanes = ir.Constant(ir.VectorType(_SIZE, LANES), list(range(LANES)))
+        left = self.builder.sub(stop, place)
+        return self.builder.icmp_signed("<", lanes, self.splat(left, LANES))
+
+    def load_masked(self, pointer: Any, mask: Any, other: Any) -> Any:
+        name = f"llvm.masked.load.v{LANES}f{8 * self.bytes}.p0"
+        kind = self.vector(LANES)
+        pointers = pointer.type
+        function = cgutils.get_or_insert_function(
+            self.builder.module, ir.FunctionType(kind, [pointers, _INT, mask.type, kind]), name
+        )
+        return self.builder.call(function, [pointer, ir.Constant(_INT, self.bytes), mask, other])
+
+    def store_masked(self, value: Any, pointer: Any, mask: Any) -> None:
+        name = f"llvm.masked.store.v{LANES}f{8 * self.bytes}.p0"
+        function = cgutils.get_or_insert_function(
+            self.builder.module, ir.FunctionType(ir.VoidType(), [value.type, pointer.type, _INT, mask.type]), name
+        )
+        self.builder.call(function, [value, pointer, ir.Constant(_INT, self.bytes), mask])
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """An LLVM intrinsic over vectors, such as ``fma``."""
+        kind = arguments[0].type
+        name = f"llvm.{name}.v{kind.count}f{8 * self.bytes}"
+        function = cgutils.get_or_insert_function(
+            self.builder.module, ir.FunctionType(kind, [x.type for x in arguments]), name
+        )
+        return self.builder.call(function, arguments)
+
+    def larger(self, a: Any, b: Any) -> Any:
+        return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
+
+    def reduce(self, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        """All lanes of a vector into one number, halves at a time."""
+        width = value.type.count
+        while width > 1:
+            width //= 2
+            low, high = (
+                ir.Constant(ir.VectorType(_INT, width), list(range(first, first + width))) for first in (0, width)
+            )
+            none = ir.Constant(value.type, ir.Undefined)
+            value = combine(
+                self.builder.shuffle_vector(value, none, low), self.builder.shuffle_vector(value, none, high)
+            )
+        return self.builder.extract_element(value, ir.Constant(_INT, 0))
+
+    def exp(self, x: Any) -> Any:
+        """exp of numbers <= 0 to the last digit or so; what would underflow is 0.
+
+        x = n log 2 + r with |r| <= log(2) / 2; exp(r) by its Taylor series, 2^n by its bit pattern.
+        """
+        b, width = self.builder, x.type.count
+        least = -87.0 if self.single else -708.0
+        inside = b.fcmp_ordered(">=", x, self.constant(least, width))
+        x = b.select(inside, x, self.constant(least, width))
+        n = self.call("rint", b.fmul(x, self.constant(1 / math.log(2), width)))
+        high, low = (0.693359375, -2.12194440e-4) if self.single else (0.6931471803691238, 1.9082149292705877e-10)
+        r = self.call("fma", n, self.constant(-high, width), x)
+        r = self.call("fma", n, self.constant(-low, width), r)
+        degree = 7 if self.single else 13
+        p = self.constant(1 / math.factorial(degree), width)
+        for power in range(degree - 1, -1, -1):
+            p = self.call("fma", p, r, self.constant(1 / math.factorial(power), width))
+        whole = b.fptosi(n, ir.VectorType(_INT, width))
+        bits, bias, shift = (_INT, 127, 23) if self.single else (_SIZE, 1023, 52)
+        if not self.single:
+            whole = b.sext(whole, ir.VectorType(_SIZE, width))
+        kind = ir.VectorType(bits, width)
+        power = b.shl(b.add(whole, ir.Constant(kind, [bias] * width)), ir.Constant(kind, [shift] * width))
+        return b.select(inside, b.fmul(p, b.bitcast(power, x.type)), self.constant(0.0, width))
+
+
+def _sweep(emitter: _Emitter, arguments: tuple[Any, ...], kinds: tuple[Any, ...], *, largest: bool) -> None:
+    """out[j] = sum_i vector[i] matrix[i, j], or max_i vector[i] + matrix[i, j]: sums stay in registers over all i."""
+    vector, matrix, rows, out = arguments
+    b = emitter.builder
+    width = emitter.width_of(kinds[1], matrix)
+    rows = b.sext(rows, _SIZE) if rows.type.width < 64 else rows
+    vector, matrix, out = (
+        emitter.data(kind, x) for kind, x in ((kinds[0], vector), (kinds[1], matrix), (kinds[3], out))
+    )
+    full = 256 // emitter.bytes  # eight registers of 32 bytes
+    widths = tuple(w for w in (full, full // 2, full // 4, full // 8) if w >= LANES)
+
+    def body(place: Any, block: int) -> None:
+        chains = max(1, full // block)  # narrow blocks take several rows at once, each with its own sum
+        start = emitter.constant(float("-inf") if largest else 0.0, block)
+        sums = [emitter.variable(start) for _ in range(chains)]
+
+        def take(row: Any, which: int) -> None:
+            weight = emitter.splat(emitter.scalar(vector, row), block)
+            entry = emitter.load(emitter.at(matrix, b.add(b.mul(row, width), place)), block)
+            so_far = b.load(sums[which])
+            new = (
+                emitter.larger(b.fadd(weight, entry), so_far) if largest else emitter.call("fma", weight, entry, so_far)
+            )
+            b.store(new, sums[which])
+
+        whole = b.and_(rows, emitter.size(-chains))
+        with emitter.loop(emitter.size(0), whole, chains) as row:
+            for which in range(chains):
+                take(b.add(row, emitter.size(which)), which)
+        if chains > 1:
+            with emitter.loop(whole, rows, 1) as row:
+                take(row, 0)
+        values = [b.load(s) for s in sums]
+        while len(values) > 1:
+            pairs = zip(values[::2], values[1::2], strict=True)
+            values = [emitter.larger(x, y) if largest else b.fadd(x, y) for x, y in pairs]
+        emitter.store(values[0], emitter.at(out, place))
+
+    emitter.blocks(width, widths, body)
+
+
+@intrinsic
+def sweep_sum(typing_context, vector, matrix, rows, out):
+    """``out[j] = sum_{i < rows} vector[i] * matrix[i, j]`` over padded rows."""
+
+    def codegen(context, builder, signature, arguments):
+        _sweep(_Emitter(context, builder, signature.args[0].dtype), arguments, signature.args, largest=False)
+
+    return types.void(vector, matrix, rows, out), codegen
+
+
+@intrinsic
+def sweep_max(typing_context, vector, matrix, rows, out):
+    """``out[j] = max_{i < rows} vector[i] + matrix[i, j]`` over padded rows."""
+
+    def codegen(context, builder, signature, arguments):
+        _sweep(_Emitter(context, builder, signature.args[0].dtype), arguments, signature.args, largest=True)
+
+    return types.void(vector, matrix, rows, out), codegen
+
+
+@intrinsic
+def add_outer(typing_context, left, right, rows, into):
+    """``into[i, j] += sum_k left[k, i] * right[k, j]`` for i < rows and the four k of padded (4, P) arrays."""
+
+    def codegen(context, builder, signature, arguments):
+        emitter, b = _Emitter(context, builder, signature.args[0].dtype), builder
+        a, w, rows, into = arguments
+        kinds = signature.args
+        width = emitter.width_of(kinds[3], into)
+        a, w, into = (emitter.data(kind, x) for kind, x in ((kinds[0], a), (kinds[1], w), (kinds[3], into)))
+
+        def body(place: Any, block: int) -> None:
+            columns = [
+                emitter.load(emitter.at(w, b.add(b.mul(emitter.size(k), width), place)), block) for k in range(4)
+            ]
+            with emitter.loop(emitter.size(0), rows, 1) as row:
+                target = emitter.at(into, b.add(b.mul(row, width), place))
+                value = emitter.load(target, block)
+                for k in range(4):
+                    entry = emitter.scalar(a, b.add(b.mul(emitter.size(k), width), row))
+                    value = emitter.call("fma", emitter.splat(entry, block), columns[k], value)
+                emitter.store(value, target)
+
+        emitter.blocks(width, (64 // emitter.bytes, LANES) if emitter.single else (LANES,), body)
+
+    return types.void(left, right, rows, into), codegen
+
+
+@intrinsic
+def max_row(typing_context, row, count):
+    """The largest of the first ``count`` entries of a row; -inf for none."""
+
+    def codegen(context, builder, signature, arguments):
+        emitter = _Emitter(context, builder, signature.args[0].dtype)
+        pointer, count = emitter.data(signature.args[0], arguments[0]), arguments[1]
+        least = emitter.constant(float("-inf"), LANES)
+        best = emitter.variable(least)
+        with emitter.loop(emitter.size(0), count, LANES) as place:
+            entries = emitter.load_masked(emitter.at(pointer, place), emitter.mask(place, count), least)
+            builder.store(emitter.larger(entries, builder.load(best)), best)
+        return emitter.reduce(builder.load(best), emitter.larger)
+
+    return row.dtype(row, count), codegen
+
+
+@intrinsic
+def exp_row(typing_context, row, count, shift, out):
+    """``out[c] = exp(row[c] - shift)`` for c < count and 0 beyond; ``shift`` is finite and no entry exceeds it."""
+
+    def codegen(context, builder, signature, arguments):
+        emitter = _Emitter(context, builder, signature.args[0].dtype)
+        pointer, count, shift = emitter.data(signature.args[0], arguments[0]), arguments[1], arguments[2]
+        out = emitter.data(signature.args[3], arguments[3])
+        shift = emitter.splat(shift, LANES)
+        least = emitter.constant(float("-inf"), LANES)
+        with emitter.loop(emitter.size(0), count, LANES) as place:
+            entries = emitter.load_masked(emitter.at(pointer, place), emitter.mask(place, count), least)
+            emitter.store(emitter.exp(builder.fsub(entries, shift)), emitter.at(out, place))
+
+    return types.void(row, count, row.dtype, out), codegen
+
+
+@intrinsic
+def log_sum_row(typing_context, first, second, count, out):
+    """(m, s) with ``log sum_c exp(first[c] + second[c]) = m + log s`` over c < count; (-inf, 0) if all are -inf.
+
+    ``out[c] = exp(first[c] + second[c] - m)`` is kept in a padded row.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        emitter, b = _Emitter(context, builder, signature.args[0].dtype), builder
+        x, y = (emitter.data(signature.args[k], arguments[k]) for k in range(2))
+        count, kept = arguments[2], emitter.data(signature.args[3], arguments[3])
+        least = emitter.constant(float("-inf"), LANES)
+
+        def entries(place: Any) -> Any:
+            mask = emitter.mask(place, count)
+            zero = emitter.constant(0.0, LANES)
+            return b.fadd(
+                emitter.load_masked(emitter.at(x, place), mask, least),
+                emitter.load_masked(emitter.at(y, place), mask, zero),
+            )
+
+        best = emitter.variable(least)
+        with emitter.loop(emitter.size(0), count, LANES) as place:
+            b.store(emitter.larger(entries(place), b.load(best)), best)
+        top = emitter.reduce(b.load(best), emitter.larger)
+        finite = b.fcmp_ordered(">", top, ir.Constant(emitter.element, float("-inf")))
+        shift = emitter.splat(b.select(finite, top, ir.Constant(emitter.element, 0.0)), LANES)
+        total = emitter.variable(emitter.constant(0.0, LANES))
+        with emitter.loop(emitter.size(0), count, LANES) as place:
+            power = emitter.exp(b.fsub(entries(place), shift))
+            emitter.store(power, emitter.at(kept, place))
+            b.store(b.fadd(b.load(total), power), total)
+        return context.make_tuple(b, signature.return_type, [top, emitter.reduce(b.load(total), b.fadd)])
+
+    return types.UniTuple(first.dtype, 2)(first, second, count, out), codegen
+
+
+@intrinsic
+def multiply_row(typing_context, first, second, factor, out):
+    """``out = first * second * factor`` over padded rows; returns the sum of ``out``."""
+
+    def codegen(context, builder, signature, arguments):
+        emitter, b = _Emitter(context, builder, signature.args[0].dtype), builder
+        x, y, out = (emitter.data(signature.args[k], arguments[k]) for k in (0, 1, 3))
+        factor = emitter.splat(arguments[2], LANES)
+        total = emitter.variable(emitter.constant(0.0, LANES))
+        with emitter.loop(emitter.size(0), emitter.width_of(signature.args[3], arguments[3]), LANES) as place:
+            product = b.fmul(emitter.load(emitter.at(x, place), LANES), emitter.load(emitter.at(y, place), LANES))
+            product = b.fmul(product, factor)
+            emitter.store(product, emitter.at(out, place))
+            b.store(b.fadd(b.load(total), product), total)
+        return emitter.reduce(b.load(total), b.fadd)
+
+    return first.dtype(first, second, first.dtype, out), codegen
+
+
+@intrinsic
+def write_product(typing_context, first, second, factor, count, out):
+    """``out[c] = first[c] * second[c] * factor`` for c < count, into an unpadded row."""
+
+    def codegen(context, builder, signature, arguments):
+        emitter, b = _Emitter(context, builder, signature.args[0].dtype), builder
+        x, y, out = (emitter.data(signature.args[k], arguments[k]) for k in (0, 1, 4))
+        factor, count = emitter.splat(arguments[2], LANES), arguments[3]
+        with emitter.loop(emitter.size(0), count, LANES) as place:
+            product = b.fmul(emitter.load(emitter.at(x, place), LANES), emitter.load(emitter.at(y, place), LANES))
+            emitter.store_masked(b.fmul(product, factor), emitter.at(out, place), emitter.mask(place, count))
+
+    return types.void(first, second, first.dtype, count, out), codegen
+
+
+@intrinsic
+def copy_row(typing_context, row, out):
+    """``out = row`` over padded rows."""
+
+    def codegen(context, builder, signature, arguments):
+        emitter = _Emitter(context, builder, signature.args[0].dtype)
+        x, out = (emitter.data(kind, value) for kind, value in zip(signature.args, arguments, strict=True))
+        with emitter.loop(emitter.size(0), emitter.width_of(signature.args[1], arguments[1]), LANES) as place:
+            emitter.store(emitter.load(emitter.at(x, place), LANES), emitter.at(out, place))
+
+    return types.void(row, out), codegen
+
+
+@intrinsic
+def fill_rows(typing_context, rows, value):
+    """Every entry of contiguous padded rows becomes ``value``."""
+
+    def codegen(context, builder, signature, arguments):
+        emitter = _Emitter(context, builder, signature.args[0].dtype)
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        stop = emitter.size(1)
+        for axis in range(signature.args[0].ndim):
+            stop = builder.mul(stop, builder.extract_value(array.shape, axis))
+        value = emitter.splat(arguments[1], LANES)
+        with emitter.loop(emitter.size(0), stop, LANES) as place:
+            emitter.store(value, emitter.at(array.data, place))
+
+    return types.void(rows, rows.dtype), codegen
+
+
+@intrinsic
+def add_row(typing_context, first, second, shift, count, out):
+    """``out[c] = first[c] + second[c] + shift`` for c < count and -inf beyond; ``first`` and ``out`` are padded."""
+
+    def codegen(context, builder, signature, arguments):
+        emitter, b = _Emitter(context, builder, signature.args[0].dtype), builder
+        x, y, out = (emitter.data(signature.args[k], arguments[k]) for k in (0, 1, 4))
+        shift, count = emitter.splat(arguments[2], LANES), arguments[3]
+        least = emitter.constant(float("-inf"), LANES)
+        with emitter.loop(emitter.size(0), count, LANES) as place:
+            entries = emitter.load_masked(emitter.at(y, place), emitter.mask(place, count), least)
+            total = b.fadd(b.fadd(emitter.load(emitter.at(x, place), LANES), shift), entries)
+            emitter.store(total, emitter.at(out, place))
+
+    return types.void(first, second, first.dtype, count, out), codegen
+
+
+@intrinsic
+def dot(typing_context, first, second):
+    """The sum of products of two padded rows."""
+
+    def codegen(context, builder, signature, arguments):
+        emitter, b = _Emitter(context, builder, signature.args[0].dtype), builder
+        x, y = (emitter.data(kind, value) for kind, value in zip(signature.args, arguments, strict=True))
+        total = emitter.variable(emitter.constant(0.0, LANES))
+        with emitter.loop(emitter.size(0), emitter.width_of(signature.args[0], arguments[0]), LANES) as place:
+            pair = emitter.load(emitter.at(x, place), LANES), emitter.load(emitter.at(y, place), LANES)
+            b.store(emitter.call("fma", *pair, b.load(total)), total)
+        return emitter.reduce(b.load(total), b.fadd)
+
+    return first.dtype(first, second), codegen
+
+
+@intrinsic
+def scale_row(typing_context, row, factor, out):
+    """``out = row * factor`` over padded rows; returns the sum of ``out``."""
+
+    def codegen(context, builder, signature, arguments):
+        emitter, b = _Emitter(context, builder, signature.args[0].dtype), builder
+        x, out = (emitter.data(signature.args[k], arguments[k]) for k in (0, 2))
+        factor = emitter.splat(arguments[1], LANES)
+        total = emitter.variable(emitter.constant(0.0, LANES))
+        with emitter.loop(emitter.size(0), emitter.width_of(signature.args[2], arguments[2]), LANES) as place:
+            product = b.fmul(emitter.load(emitter.at(x, place), LANES), factor)
+            emitter.store(product, emitter.at(out, place))
+            b.store(b.fadd(b.load(total), product), total)
+        return emitter.reduce(b.load(total), b.fadd)
+
+    return row.dtype(row, row.dtype, out), codegen

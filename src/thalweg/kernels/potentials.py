@@ -1,0 +1,128 @@
+"""The scores of a linear chain as every backend takes them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import ShapeError
+
+__all__ = ["Chain", "SparseTransitions"]
+
+
+class SparseTransitions(NamedTuple):
+    """The permitted moves of a chain as a list of E edges; every move not listed is impossible (score -inf).
+
+    Edge e goes from label ``sources[e]`` to ``targets[e]`` with score ``scores[e]``. Edges are distinct and sorted by
+    target, then source; :meth:`of_edges` sees to both. Work and memory follow E, never C^2.
+
+    >>> moves = SparseTransitions.of_edges([0, 0, 1], [1, 0, 1], torch.tensor([1.0, 2.0, 3.0]), size=2)
+    >>> moves.dense()
+    tensor([[2., 1.],
+            [-inf, 3.]])
+    """
+
+    sources: Tensor  # (E,) int64
+    targets: Tensor  # (E,) int64
+    scores: Tensor  # (E,)
+    size: int  # C
+
+    @classmethod
+    def of_edges(cls, sources: Tensor | list[int], targets: Tensor | list[int], scores: Tensor, *, size: int):
+        """Edges in any order, each at most once; differentiable in ``scores``.
+
+        >>> SparseTransitions.of_edges([1], [0], torch.zeros(1), size=2).sources
+        tensor([1])
+        """
+        sources = torch.as_tensor(sources, dtype=torch.long, device=scores.device)
+        targets = torch.as_tensor(targets, dtype=torch.long, device=scores.device)
+        if not (sources.dim() == targets.dim() == scores.dim() == 1 and len(sources) == len(targets) == len(scores)):
+            raise ShapeError(
+                "`sources`, `targets` and `scores` must be (E,) with the same E, "
+                f"got {tuple(sources.shape)}, {tuple(targets.shape)} and {tuple(scores.shape)}"
+            )
+        keys = targets * size + sources
+        outside = (sources < 0) | (sources >= size) | (targets < 0) | (targets >= size)
+        if bool(outside.any()):
+            edge = int(outside.nonzero()[0])
+            raise ShapeError(
+                f"labels of edges must lie in 0..{size - 1}, "
+                f"got {int(sources[edge])} -> {int(targets[edge])} at edge {edge}"
+            )
+        keys, order = keys.sort()
+        if bool((keys[1:] == keys[:-1]).any()):
+            twice = int(keys[1:][keys[1:] == keys[:-1]][0])
+            raise ShapeError(
+                f"each edge may be listed once, got {twice % size} -> {twice // size} twice; add the scores up first"
+            )
+        return cls(sources[order], targets[order], scores[order], size)
+
+    @classmethod
+    def of_dense(cls, transitions: Tensor):
+        """The entries of a (C, C) matrix that are not -inf.
+
+        >>> SparseTransitions.of_dense(torch.tensor([[0.0, float("-inf")], [1.0, 2.0]])).scores
+        tensor([0., 1., 2.])
+        """
+        if transitions.dim() != 2 or transitions.shape[0] != transitions.shape[1]:
+            raise ShapeError(f"`transitions` must be (C, C), got {tuple(transitions.shape)}")
+        targets, sources = torch.isneginf(transitions).logical_not().t().nonzero(as_tuple=True)
+        return cls(sources, targets, transitions[sources, targets], len(transitions))
+
+    @classmethod
+    def banded(cls, diagonals: Tensor, *, lower: int):
+        """A band: ``diagonals[i, d]`` scores the move from label i to label i - lower + d, (C, lower + upper + 1).
+
+        >>> left_to_right = SparseTransitions.banded(torch.zeros(3, 2), lower=0)  # stay, or go one on
+        >>> left_to_right.dense()
+        tensor([[0., 0., -inf],
+                [-inf, 0., 0.],
+                [-inf, -inf, 0.]])
+        """
+        if diagonals.dim() != 2 or not 0 <= lower < diagonals.shape[1]:
+            raise ShapeError(
+                f"`diagonals` must be (C, lower + upper + 1) with lower = {lower}, got {tuple(diagonals.shape)}"
+            )
+        size, width = diagonals.shape
+        sources = torch.arange(size, device=diagonals.device).unsqueeze(1).expand(size, width)
+        targets = sources - lower + torch.arange(width, device=diagonals.device)
+        inside = (targets >= 0) & (targets < size)
+        return cls.of_edges(sources[inside], targets[inside], diagonals[inside], size=size)
+
+    def dense(self) -> Tensor:
+        """The (C, C) matrix with -inf where there is no edge; for looking at, not for computing.
+
+        >>> SparseTransitions.of_edges([0], [0], torch.ones(1), size=1).dense()
+        tensor([[1.]])
+        """
+        matrix = self.scores.new_full((self.size, self.size), float("-inf"))
+        return matrix.index_put((self.sources, self.targets), self.scores)
+
+
+class Chain(NamedTuple):
+    """Scores of B chains: score(y) = start[y_1] + sum_t emissions[t, y_t] + sum_t transitions[y_t, y_t+1] + end[y_L].
+
+    All tensors share one floating type and one device. Nothing is checked here: `LinearChain` does that.
+
+    >>> chain = Chain(torch.zeros(1, 4, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([3]))
+    >>> chain.steps, chain.size
+    (4, 2)
+    """
+
+    emissions: Tensor  # (B, T, C)
+    transitions: Tensor | SparseTransitions  # (C, C), (B, C, C) or (B, T-1, C, C); [.., i, j] scores i -> j
+    start: Tensor  # (C,)
+    end: Tensor  # (C,)
+    lengths: Tensor  # (B,) int64, 1 <= length <= T
+
+    @property
+    def steps(self) -> int:
+        """T, the longest length that fits."""
+        return self.emissions.shape[1]
+
+    @property
+    def size(self) -> int:
+        """C, the number of labels."""
+        return self.emissions.shape[2]
