@@ -78,8 +78,8 @@ class Structure(Distribution):
 
     def _feasible(self, values: Tensor) -> Tensor:
         """The values, if none is -inf."""
-        if self.checked and bool((empty := values == float("-inf")).any()):
-            items = empty.nonzero().flatten().tolist()
+        if self.checked and len(values) and float(values.detach().min()) == float("-inf"):
+            items = (values == float("-inf")).nonzero().flatten().tolist()
             named = ", ".join(map(str, items[:8])) + (f" and {len(items) - 8} more" if len(items) > 8 else "")
             raise InfeasibleError(
                 f"every structure of batch item {named} has score -inf (items count from 0); relax its constraints"

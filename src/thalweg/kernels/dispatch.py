@@ -40,13 +40,20 @@ def _module(name: str) -> ModuleType:
     return import_module(f"thalweg.kernels.{name}")
 
 
+@cache
+def _fastest(device: str, sparse: bool) -> str:
+    """The best backend that is installed for a kind of device."""
+    for name, own in _DEVICE.items():
+        if device == own and _installed(_PACKAGE[name]) and not (sparse and name == "gpu"):
+            return name
+    return "reference"
+
+
 def _chosen(backend: str, chain: Chain) -> str:
     """The backend's name: what was asked for where it can be had, else the fastest for this device."""
     device = chain.emissions.device.type
     if backend == "auto":
-        fast = {device: name for name, device in _DEVICE.items()}.get(device, "reference")
-        sparse_elsewhere = isinstance(chain.transitions, SparseTransitions) and fast == "gpu"
-        return fast if fast != "reference" and not sparse_elsewhere and _installed(_PACKAGE[fast]) else "reference"
+        return _fastest(device, isinstance(chain.transitions, SparseTransitions))
     if backend not in BACKENDS:
         raise ConfigError(f"unknown backend `{backend}`; {nearest(backend, BACKENDS)}")
     if backend in _DEVICE:

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.kernels.cpu import chain_decode, chain_log, chain_scaled
-from thalweg.kernels.cpu.chain_scaled import SAFE_OVERLAP, Scaled
-from thalweg.kernels.cpu.simd import padded
+from thalweg.errors import ShapeError
+from thalweg.kernels.cpu import chain_decode, chain_lanes, chain_log, chain_scaled
+from thalweg.kernels.cpu.chain_scaled import GROUP, SAFE_OVERLAP, SAFE_STEP, Scaled
+from thalweg.kernels.cpu.simd import LANES, padded
 from thalweg.kernels.cpu.threads import parts, run
 from thalweg.kernels.potentials import Chain
 
 __all__ = ["backward", "edge_marginals", "expectation", "forward", "sample", "top_k", "viterbi"]
 
 _NO_GOLD = np.zeros((0, 0), np.int64)
-
-
-class Saved(NamedTuple):
-    """What the forward pass leaves to the backward pass; no ``scaled`` where all is done in the log domain."""
-
-    scaled: Scaled | None
-    alpha: np.ndarray  # (B, rows, P)
-    log_z: np.ndarray  # (B,), NaN for items of the log domain
-    every: int  # positions between the kept rows
+checks_labels = True  # forward raises for a gold label out of range
 
 
 class _Arrays(NamedTuple):
@@ -50,6 +44,16 @@ class _Arrays(NamedTuple):
         )
 
 
+class Saved(NamedTuple):
+    """What the forward pass leaves to the backward pass; no ``scaled`` where all is done in the log domain."""
+
+    arrays: _Arrays
+    scaled: Scaled | None
+    alpha: np.ndarray  # (B, rows, P); (G, T, C, L) for groups of L items
+    log_z: np.ndarray  # (B,), NaN for items of the log domain
+    every: int  # positions between the kept rows
+
+
 def _arrays(chain: Chain) -> _Arrays:
     transitions = chain.transitions
     assert isinstance(transitions, Tensor)
@@ -67,20 +71,55 @@ def _by_step(chain: Chain) -> bool:
     return isinstance(chain.transitions, Tensor) and chain.transitions.dim() == 4
 
 
-def _filter(a: _Arrays, keep: bool, low_memory: bool) -> Saved:
+def _lanes(a: _Arrays) -> int:
+    """How many items make a group, so that every thread gets some; 0 where rows are the better way."""
+    batch, _, size = a.emissions.shape
+    if size > chain_lanes.MOST_LABELS or batch < 2 * LANES or len(a.transitions) > 1:
+        return 0
+    return 4 * LANES if batch >= 4 * LANES * len(a.ranges) else 2 * LANES
+
+
+def _groups(a: _Arrays, lanes: int) -> list[tuple[int, int]]:
+    """The ranges of groups for the threads, from the ranges of items."""
+    count = -(-len(a.emissions) // lanes)
+    cuts = sorted({0, *(min(count, round(high / lanes)) for _, high in a.ranges[:-1]), count})
+    return list(pairwise(cuts))
+
+
+def _filter_lanes(a: _Arrays, scaled: Scaled, lanes: int) -> Saved:
+    """The forward pass over groups of items."""
+    batch, steps, size = a.emissions.shape
+    dtype = a.emissions.dtype
+    groups = _groups(a, lanes)
+    alpha = np.empty((-(-batch // lanes), steps, size, lanes), dtype)
+    log_z = np.empty(len(alpha) * lanes)
+    blocks, rows = np.zeros((len(groups), 3, size, lanes), dtype), np.zeros((len(groups), 3, lanes), dtype)
+    end, top = np.exp(a.end - a.end.max()), float(scaled.top[0])
+    run(
+        chain_lanes.forward,
+        groups,
+        *(a.emissions, scaled.transposed[0], top, a.start, end, a.lengths, alpha, log_z, blocks, rows),
+    )
+    return Saved(a, scaled, alpha, log_z[:batch] + a.end.max(), 1)
+
+
+def _filter(a: _Arrays, keep: bool, low_memory: bool, by_rows: bool = False) -> Saved:
     """The scaled forward pass, with NaN wherever it cannot be trusted."""
     batch, steps, _ = a.emissions.shape
     dtype = a.emissions.dtype
     scaled = Scaled(a.transitions[:, 0], a.end)
+    if keep and not (low_memory or by_rows or scaled.risky) and (lanes := _lanes(a)):
+        return _filter_lanes(a, scaled, lanes)
     every = math.isqrt(steps - 1) + 1 if low_memory and steps > 1 and not scaled.risky else 1
     rows = -(-steps // every) if keep or scaled.risky else 0
     alpha = np.empty((batch, rows, a.width), dtype)
     log_z = np.empty(batch)
     scratch = np.zeros((len(a.ranges), 4, a.width), dtype)
+    least = SAFE_STEP[dtype.char] if scaled.risky else 0.0
     run(
         chain_scaled.forward,
         a.ranges,
-        *(a.emissions, scaled.power, scaled.top, a.start, a.end, a.lengths, every, alpha, log_z, scratch),
+        *(a.emissions, scaled.power, scaled.top, a.start, a.end, a.lengths, least, every, alpha, log_z, scratch),
     )
     if scaled.risky:
         least = SAFE_OVERLAP[dtype.char]
@@ -96,11 +135,11 @@ def _filter(a: _Arrays, keep: bool, low_memory: bool) -> Saved:
             log_z,
             scratch,
         )
-    return Saved(scaled, alpha, log_z, every)
+    return Saved(a, scaled, alpha, log_z, every)
 
 
 def _unfiltered(a: _Arrays) -> Saved:
-    return Saved(None, np.empty((0, 0, a.width), a.emissions.dtype), np.full(len(a.emissions), np.nan), 1)
+    return Saved(a, None, np.empty((0, 0, a.width), a.emissions.dtype), np.full(len(a.emissions), np.nan), 1)
 
 
 def forward(
@@ -126,11 +165,20 @@ def forward(
             *(a.emissions, a.transitions, a.start, a.end, a.lengths, chosen, log_z, rows, matrix[:, 0]),
         )
     if gold is not None:
-        scores = np.empty(len(log_z))
-        chain_scaled.path_scores(*a[:5], gold.numpy(), scores)
+        labels, scores = gold.numpy(), np.empty(len(log_z))
+        wrong = chain_scaled.path_scores(*a[:5], labels, scores)
+        if wrong >= 0:
+            raise _wrong_label(labels, wrong, chain.size)
         log_z = np.subtract(log_z, scores, out=np.full_like(log_z, -np.inf), where=log_z > -np.inf)
     values = torch.from_numpy(log_z.astype(a.emissions.dtype, copy=False))
     return values, saved if keep else None
+
+
+def _wrong_label(labels: np.ndarray, place: int, size: int) -> ShapeError:
+    item, position = divmod(place, labels.shape[1])
+    return ShapeError(
+        f"labels must lie in 0..{size - 1}, got {labels[item, position]} at position {position} of batch item {item}"
+    )
 
 
 def backward(
@@ -143,27 +191,34 @@ def backward(
     >>> backward(chain, forward(chain)[1], torch.ones(1))[0]
     tensor([[[0.5000, 0.5000]]])
     """
-    a = _arrays(chain)
+    a = saved.arrays
     shared = chain.transitions.dim() == 2  # type: ignore[union-attr]
+    dtype, count, size = a.emissions.dtype, len(a.ranges), chain.size
+    factor = weights.numpy()
     d_emissions = np.empty_like(a.emissions)
-    shape = (len(a.ranges), 1, *a.transitions.shape[2:]) if shared else a.transitions.shape
-    d_moves = np.zeros(shape, np.float64 if shared else a.transitions.dtype)
-    _posteriors(a, saved, weights.numpy(), d_emissions, d_moves)
-    if gold is not None:
-        run(chain_scaled.take_gold, a.ranges, gold.numpy(), a.lengths, weights.numpy(), d_emissions, d_moves, shared)
-    d_start = d_emissions[:, 0].sum(0)
-    d_end = d_emissions[np.arange(len(a.lengths)), a.lengths - 1].sum(0)
-    total = d_moves.sum(0) if shared else d_moves
-    d_transitions = np.ascontiguousarray(total.astype(a.transitions.dtype, copy=False)).reshape(chain.transitions.shape)  # type: ignore[union-attr]
-    return tuple(torch.from_numpy(x) for x in (d_emissions, d_transitions, d_start, d_end))  # type: ignore[return-value]
+    # Sums over the batch are taken in float64: many small terms into one large sum.
+    d_moves = np.zeros((count, 1, size, size)) if shared else np.zeros(a.transitions.shape, dtype)
+    d_start, d_end = np.zeros((2, count, size))
+    _posteriors(a, saved, factor, d_emissions, d_moves)
+    labels = _NO_GOLD if gold is None else gold.numpy()
+    run(chain_scaled.finish, a.ranges, labels, a.lengths, factor, shared, d_emissions, d_moves, d_start, d_end)
+    d_transitions = d_moves.sum((0, 1)).astype(dtype) if shared else d_moves
+    return (
+        torch.from_numpy(d_emissions),
+        torch.from_numpy(d_transitions).view(chain.transitions.shape),  # type: ignore[union-attr]
+        torch.from_numpy(d_start.sum(0).astype(dtype)),
+        torch.from_numpy(d_end.sum(0).astype(dtype)),
+    )
 
 
 def _posteriors(a: _Arrays, saved: Saved, weights: np.ndarray, d_emissions: np.ndarray, d_moves: np.ndarray) -> None:
     """Weighted posteriors of labels and moves by whichever domain each item needs."""
     chosen = np.isnan(saved.log_z)
-    if saved.scaled is not None and not chosen.all():
+    if saved.alpha.ndim == 4:
+        _posterior_lanes(a, saved, np.where(chosen, 0, weights), d_emissions, d_moves[:, 0])
+    elif saved.scaled is not None and not chosen.all():
         count, width, dtype = len(a.ranges), a.width, a.emissions.dtype
-        scratch = np.zeros((count, 12 + width, width), dtype)
+        scratch = np.zeros((count, 4 + 2 * GROUP + width, width), dtype)
         rows = np.zeros((count, saved.every if saved.every > 1 else 0, width), dtype)
         run(
             chain_scaled.gradient,
@@ -190,6 +245,29 @@ def _posteriors(a: _Arrays, saved: Saved, weights: np.ndarray, d_emissions: np.n
                 matrix,
             ),
         )
+
+
+def _posterior_lanes(
+    a: _Arrays, saved: Saved, weights: np.ndarray, d_emissions: np.ndarray, d_moves: np.ndarray
+) -> None:
+    """The same over groups of items."""
+    assert saved.scaled is not None
+    count, _, size, lanes = saved.alpha.shape
+    dtype = a.emissions.dtype
+    groups = _groups(a, lanes)
+    padded_weights = np.zeros(count * lanes, dtype)
+    padded_weights[: len(weights)] = weights
+    blocks, rows = np.zeros((len(groups), 5, size, lanes), dtype), np.zeros((len(groups), 5, lanes), dtype)
+    sums = np.zeros((len(groups), size, size, LANES), dtype)
+    by_part = np.zeros((len(groups), size, size))
+    end = np.exp(a.end - a.end.max())
+    run(
+        chain_lanes.backward,
+        groups,
+        *(a.emissions, saved.scaled.power[0], a.start, end, a.lengths, saved.alpha, padded_weights, d_emissions),
+        *(by_part, blocks, rows, sums),
+    )
+    d_moves[0] += by_part.sum(0) * saved.scaled.power[0, :size, :size]
 
 
 def edge_marginals(chain: Chain) -> Tensor:
@@ -286,7 +364,7 @@ def sample(chain: Chain, uniforms: Tensor) -> Tensor:
     tensor([[[0, 0]]])
     """
     a = _arrays(chain)
-    saved: Any = _unfiltered(a) if _by_step(chain) else _filter(a, True, False)
+    saved: Any = _unfiltered(a) if _by_step(chain) else _filter(a, True, False, by_rows=True)
     numbers = uniforms.numpy()
     labels = np.empty(numbers.shape, np.int64)
     weights = np.zeros((len(a.ranges), a.width))

@@ -31,8 +31,8 @@ def best(emissions, transitions, start, end, lengths, flipped, scores, labels, d
     """Viterbi: highest scores and their labellings, -1 past the length; the lowest label wins a tie.
 
     Only maxima are kept on the way; the back-pointers of the one path that is wanted are found on the way back.
-    ``delta`` is (parts, T + 1, P) and ``matrix`` (parts, P, P), both of -inf; ``flipped`` has the transposed transitions,
-    (N, C, C), no rows where they differ by step.
+    ``delta`` is (parts, T + 1, P) and ``matrix`` (parts, P, P), both of -inf; ``flipped`` the transposed transitions
+    (N, C, C), without rows where they differ by step.
     """
     size = emissions.shape[2]
     by_step = transitions.shape[1] > 1

@@ -3,11 +3,12 @@
 exp(A - max A) is taken once; a step is then a product with it, an elementwise product with exp(e_t - max e_t) and a
 factor that undoes the scale of the step before. Scales go into float64 sums of logarithms.
 
-A state that falls below the smallest number is lost. With a finite A of range r the backward weights of any two states
-differ by exp(r) at most, so what is lost had a posterior below exp(r) times that smallest number, and nothing needs
-checking for r <= :data:`SAFE_RANGE`. Otherwise :func:`verify` looks at every position: if the forward and backward
-weights, each with largest entry 1, overlap by at least :data:`SAFE_OVERLAP`, then all that was lost is negligible; if
-they do not, the item is computed in the log domain instead (:mod:`~thalweg.kernels.cpu.chain_log`).
+A state that falls below the smallest number is lost. With a finite A of range r a step shrinks the weights by exp(-r) at
+most, and the backward weights of any two states differ by exp(r) at most, so what is lost had a posterior below exp(2 r)
+times that smallest number, and nothing needs checking for r <= :data:`SAFE_RANGE`. Otherwise no step may shrink the
+weights below :data:`SAFE_STEP`, and :func:`verify` looks at every position: forward weights of sum 1 and backward
+weights whose step began at 1 must overlap by :data:`SAFE_OVERLAP`. What is lost then had a posterior below the smallest
+number over the product of the two. An item that fails is computed in the log domain instead.
 """
 
 from __future__ import annotations
@@ -33,21 +34,26 @@ from thalweg.kernels.cpu.simd import (
 )
 
 __all__ = [
+    "GROUP",
     "SAFE_OVERLAP",
     "SAFE_RANGE",
+    "SAFE_STEP",
     "Scaled",
+    "finish",
     "first",
     "forward",
     "gradient",
     "path_scores",
-    "take_gold",
+    "prepare",
     "verify",
 ]
 
-# By type of float: what the largest and the smallest number of each leave room for.
-SAFE_RANGE = {"f": 40.0, "d": 600.0}
-# The posterior of anything lost is below the smallest number over this.
-SAFE_OVERLAP = {"f": 1e-20, "d": 1e-200}
+# By type of float: what its smallest number, 1e-38 or 1e-308, leaves room for.
+SAFE_RANGE = {"f": 25.0, "d": 200.0}
+SAFE_STEP = {"f": 1e-12, "d": 1e-100}
+SAFE_OVERLAP = {"f": 1e-15, "d": 1e-100}
+# Steps whose moves are added up in one go: the sums are then read and written that much less often.
+GROUP = 16
 _options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
 
 
@@ -65,16 +71,34 @@ class Scaled:
     def __init__(self, transitions: np.ndarray, end: np.ndarray):
         count, size, _ = transitions.shape
         width = padded(size)
-        self.top = transitions.max((1, 2))
-        safe = SAFE_RANGE[transitions.dtype.char]
-        # Negated comparisons, so that an infinite range and the NaN of two infinities count as risky.
-        with np.errstate(invalid="ignore"):
-            self.risky = not (self.top.max() - transitions.min() <= safe and end.max() - end.min() <= safe)
-        self.top[np.isneginf(self.top)] = 0  # a matrix of -inf alone has no power: its items go to the log domain
-        power = np.exp(transitions - self.top.reshape(-1, 1, 1))
-        self.power = np.zeros((count, width, width), transitions.dtype)
-        self.power[:, :size, :size] = power
-        self.transposed = np.ascontiguousarray(self.power.transpose(0, 2, 1))
+        self.power, self.transposed = np.zeros((2, count, width, width), transitions.dtype)
+        self.top = np.empty(count)
+        self.risky = prepare(transitions, end, SAFE_RANGE[transitions.dtype.char], self.power, self.transposed, self.top)
+
+
+@njit(**_options)
+def prepare(transitions, end, safe, power, transposed, top):
+    """exp(A - max A), its transpose and max A; returns whether a range is out of bounds."""
+    count, size, _ = transitions.shape
+    # Negated comparisons, so that an infinite range and the NaN of two infinities count as risky.
+    risky = not max_row(end, size) - end.min() <= safe
+    for n in range(count):
+        high = transitions[n, 0, 0]
+        low = high
+        for i in range(size):
+            for j in range(size):
+                high = max(high, transitions[n, i, j])
+                low = min(low, transitions[n, i, j])
+        risky = risky or not high - low <= safe
+        top[n] = high
+        if high == -np.inf:  # no power: its items go to the log domain
+            top[n] = 0
+            continue
+        for i in range(size):
+            exp_row(transitions[n, i], size, high, power[n, i])
+            for j in range(size):
+                transposed[n, j, i] = power[n, i, j]
+    return risky
 
 
 @njit(**_options)
@@ -89,11 +113,11 @@ def first(emissions, start, b, size, sums, weights):
 
 
 @njit(**_options)
-def forward(emissions, power, top, start, end, lengths, every, alpha, log_z, scratch, part, low, high):
+def forward(emissions, power, top, start, end, lengths, least, every, alpha, log_z, scratch, part, low, high):
     """log Z in ``log_z``; forward weights of positions 0, every, 2 every, .. in ``alpha`` (B, rows, P) if it has rows.
 
-    An item whose weights vanish gets NaN: infeasible, or out of range. ``scratch`` is (parts, 4, P) of zeros. Time
-    O(T C^2) an item.
+    The weights of a position add up to 1. An item whose weights shrink to ``least`` or below in one step gets NaN:
+    infeasible, or out of range. ``scratch`` is (parts, 4, P) of zeros. Time O(T C^2) an item.
     """
     size = emissions.shape[2]
     before, after, weights, sums = scratch[part, 0], scratch[part, 1], scratch[part, 2], scratch[part, 3]
@@ -108,10 +132,10 @@ def forward(emissions, power, top, start, end, lengths, every, alpha, log_z, scr
         s = scale_row(weights, one, before)
         due = every
         if keep:
-            copy_row(before, alpha[b, 0])
+            scale_row(before, one / s, alpha[b, 0])
         for t in range(1, lengths[b]):
             m = max_row(emissions[b, t], size)
-            if not (m > -np.inf and s > 0):
+            if not (m > -np.inf and s > least):
                 total = -np.inf
                 break
             exp_row(emissions[b, t], size, m, weights)
@@ -124,10 +148,10 @@ def forward(emissions, power, top, start, end, lengths, every, alpha, log_z, scr
                 total += math.log(scale)
                 scale = 1.0
             if keep and t == due:
-                copy_row(before, alpha[b, t // every])
+                scale_row(before, one / s, alpha[b, t // every])
                 due += every
         m = max_row(end, size)
-        if total == -np.inf or m == -np.inf:
+        if total == -np.inf or m == -np.inf or not s > least:
             continue
         exp_row(end, size, m, weights)
         s = dot(before, weights)
@@ -148,14 +172,12 @@ def verify(emissions, transposed, end, lengths, least, alpha, log_z, scratch, pa
         n = b if len(transposed) > 1 else 0
         exp_row(end, size, max_row(end, size), beta)
         for t in range(lengths[b] - 1, -1, -1):
-            most = max_row(beta, size)
-            bound = least * max_row(alpha[b, t], size) * most
-            if not (dot(alpha[b, t], beta) >= bound and bound > 0):
+            if not dot(alpha[b, t], beta) >= least:
                 log_z[b] = np.nan
                 break
             if t > 0:
                 exp_row(emissions[b, t], size, max_row(emissions[b, t], size), weights)
-                multiply_row(weights, beta, one / most, weights)
+                multiply_row(weights, beta, one / max_row(beta, size), weights)
                 sweep_sum(weights, transposed[n], size, beta)
 
 
@@ -164,11 +186,11 @@ def _refill(emissions, power, begin, stop, b, after, weights, rows):
     """The forward weights of positions begin + 1..stop-1 from that of ``begin`` in ``rows[0]``."""
     size = emissions.shape[2]
     one = weights.dtype.type(1)
-    s = scale_row(rows[0], one, after)
     for t in range(begin + 1, stop):
         exp_row(emissions[b, t], size, max_row(emissions[b, t], size), weights)
         sweep_sum(rows[t - begin - 1], power, size, after)
-        s = multiply_row(weights, after, one / s, rows[t - begin])
+        s = multiply_row(weights, after, one, weights)
+        scale_row(weights, one / s, rows[t - begin])
 
 
 @njit(**_options)
@@ -194,12 +216,13 @@ def gradient(
 
     ``d_moves`` is float64 (parts, C, C) for shared transitions, summed over the items of a part, else (B, C, C).
     Items with ``log_z`` NaN are left alone. ``scratch`` is
-    (parts, 12 + P, P) of zeros; ``rows`` (parts, every, P) takes recomputed forward weights if ``every`` exceeds 1.
+    (parts, 4 + 2 GROUP + P, P) of zeros; ``rows`` (parts, every, P) takes recomputed forward weights if ``every`` exceeds 1.
     """
     size = emissions.shape[2]
     steps = emissions.shape[1]
     beta, after, weights, spare = scratch[part, 0], scratch[part, 1], scratch[part, 2], scratch[part, 3]
-    left, right, moves = scratch[part, 4:8], scratch[part, 8:12], scratch[part, 12:]
+    left, right = scratch[part, 4 : 4 + GROUP], scratch[part, 4 + GROUP : 4 + 2 * GROUP]
+    moves = scratch[part, 4 + 2 * GROUP :]
     one = weights.dtype.type(1)
     nothing = weights.dtype.type(0)
     for b in range(low, high):
@@ -226,17 +249,15 @@ def gradient(
                 copy_row(here, left[filled])
                 scale_row(weights, inverse * factor, right[filled])
                 filled += 1
-                if filled == 4:
-                    add_outer(left, right, size, moves)
+                if filled == GROUP:
+                    add_outer(left, right, filled, moves)
                     filled = 0
             write_product(here, beta, inverse * factor, size, d_emissions[b, t])
             if t > 0:
                 exp_row(emissions[b, t], size, max_row(emissions[b, t], size), weights)
                 multiply_row(weights, beta, inverse, weights)
                 sweep_sum(weights, transposed[n], size, beta)
-        for k in range(filled, 4):
-            fill_rows(left[k], nothing)
-        add_outer(left, right, size, moves)
+        add_outer(left, right, filled, moves)
         out = d_moves[b if len(d_moves) == len(emissions) and len(power) > 1 else part]
         for i in range(size):
             for j in range(size):
@@ -248,22 +269,40 @@ def gradient(
 
 @njit(**_options)
 def path_scores(emissions, transitions, start, end, lengths, labels, scores):
-    """The score of one labelling (B, T) of each item in float64; transitions are (1 or B, 1 or T-1, C, C)."""
+    """The score of one labelling (B, T) of each item in float64; transitions are (1 or B, 1 or T-1, C, C).
+
+    Returns the number of the first label out of range, counted through the batch, or -1.
+    """
+    size = emissions.shape[2]
     for b in range(len(emissions)):
         length = lengths[b]
-        total = float(start[labels[b, 0]]) + end[labels[b, length - 1]] + emissions[b, 0, labels[b, 0]]
-        for t in range(1, length):
-            moves = transitions[b if len(transitions) > 1 else 0, t - 1 if transitions.shape[1] > 1 else 0]
-            total += float(emissions[b, t, labels[b, t]]) + moves[labels[b, t - 1], labels[b, t]]
-        scores[b] = total
+        total = 0.0
+        for t in range(length):
+            label = labels[b, t]
+            if label < 0 or label >= size:
+                return b * labels.shape[1] + t
+            total += emissions[b, t, label]
+            if t > 0:
+                total += transitions[
+                    b if len(transitions) > 1 else 0, t - 1 if transitions.shape[1] > 1 else 0, labels[b, t - 1], label
+                ]
+        scores[b] = total + start[labels[b, 0]] + end[labels[b, length - 1]]
+    return -1
 
 
 @njit(**_options)
-def take_gold(gold, lengths, weight, d_emissions, d_moves, shared, part, low, high):
-    """Take each item's weight off the labels and moves of its gold labelling."""
+def finish(gold, lengths, weight, shared, d_emissions, d_moves, d_start, d_end, part, low, high):
+    """Take each item's weight off its gold labelling (if ``gold`` has columns); sum up what start and end get."""
+    size = d_emissions.shape[2]
     for b in range(low, high):
-        out = d_moves[part if shared else b]
-        for t in range(lengths[b]):
-            d_emissions[b, t, gold[b, t]] -= weight[b]
-            if t > 0:
-                out[t - 1 if out.shape[0] > 1 else 0, gold[b, t - 1], gold[b, t]] -= weight[b]
+        length = lengths[b]
+        if gold.shape[1] > 0:
+            for t in range(length):
+                d_emissions[b, t, gold[b, t]] -= weight[b]
+                if t > 0:
+                    d_moves[
+                        part if shared else b, t - 1 if d_moves.shape[1] > 1 else 0, gold[b, t - 1], gold[b, t]
+                    ] -= weight[b]
+        for c in range(size):
+            d_start[part, c] += d_emissions[b, 0, c]
+            d_end[part, c] += d_emissions[b, length - 1, c]

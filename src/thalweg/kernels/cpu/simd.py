@@ -20,6 +20,7 @@ from numba.extending import intrinsic as _intrinsic
 
 __all__ = [
     "LANES",
+    "Emitter",
     "add_outer",
     "add_row",
     "copy_row",
@@ -51,7 +52,7 @@ def padded(size: int) -> int:
     return max(LANES, -(-size // LANES) * LANES)
 
 
-class _Emitter:
+class Emitter:
     """Vector code for one element type at the builder's place."""
 
     def __init__(self, context: Any, builder: Any, element: types.Float):
@@ -131,13 +132,6 @@ class _Emitter:
         )
         return self.builder.call(function, [pointer, ir.Constant(_INT, self.bytes), mask, other])
 
-    def store_masked(self, value: Any, pointer: Any, mask: Any) -> None:
-        name = f"llvm.masked.store.v{LANES}f{8 * self.bytes}.p0"
-        function = cgutils.get_or_insert_function(
-            self.builder.module, ir.FunctionType(ir.VoidType(), [value.type, pointer.type, _INT, mask.type]), name
-        )
-        self.builder.call(function, [value, pointer, ir.Constant(_INT, self.bytes), mask])
-
     def call(self, name: str, *arguments: Any) -> Any:
         """An LLVM intrinsic over vectors, such as ``fma``."""
         kind = arguments[0].type
@@ -190,7 +184,7 @@ class _Emitter:
         return b.select(inside, b.fmul(p, b.bitcast(power, x.type)), self.constant(0.0, width))
 
 
-def _sweep(emitter: _Emitter, arguments: tuple[Any, ...], kinds: tuple[Any, ...], *, largest: bool) -> None:
+def _sweep(emitter: Emitter, arguments: tuple[Any, ...], kinds: tuple[Any, ...], *, largest: bool) -> None:
     """out[j] = sum_i vector[i] matrix[i, j], or max_i vector[i] + matrix[i, j]: sums stay in registers over all i."""
     vector, matrix, rows, out = arguments
     b = emitter.builder
@@ -237,7 +231,7 @@ def sweep_sum(typing_context, vector, matrix, rows, out):
     """``out[j] = sum_{i < rows} vector[i] * matrix[i, j]`` over padded rows."""
 
     def codegen(context, builder, signature, arguments):
-        _sweep(_Emitter(context, builder, signature.args[0].dtype), arguments, signature.args, largest=False)
+        _sweep(Emitter(context, builder, signature.args[0].dtype), arguments, signature.args, largest=False)
 
     return types.void(vector, matrix, rows, out), codegen
 
@@ -247,37 +241,40 @@ def sweep_max(typing_context, vector, matrix, rows, out):
     """``out[j] = max_{i < rows} vector[i] + matrix[i, j]`` over padded rows."""
 
     def codegen(context, builder, signature, arguments):
-        _sweep(_Emitter(context, builder, signature.args[0].dtype), arguments, signature.args, largest=True)
+        _sweep(Emitter(context, builder, signature.args[0].dtype), arguments, signature.args, largest=True)
 
     return types.void(vector, matrix, rows, out), codegen
 
 
 @intrinsic
-def add_outer(typing_context, left, right, rows, into):
-    """``into[i, j] += sum_k left[k, i] * right[k, j]`` for i < rows and the four k of padded (4, P) arrays."""
+def add_outer(typing_context, left, right, count, into):
+    """``into[i, j] += sum_{k < count} left[k, i] * right[k, j]`` over padded rows, in tiles that stay in registers."""
 
     def codegen(context, builder, signature, arguments):
-        emitter, b = _Emitter(context, builder, signature.args[0].dtype), builder
-        a, w, rows, into = arguments
+        emitter, b = Emitter(context, builder, signature.args[0].dtype), builder
         kinds = signature.args
-        width = emitter.width_of(kinds[3], into)
-        a, w, into = (emitter.data(kind, x) for kind, x in ((kinds[0], a), (kinds[1], w), (kinds[3], into)))
+        width = emitter.width_of(kinds[3], arguments[3])
+        a, w, into = (emitter.data(kinds[k], arguments[k]) for k in (0, 1, 3))
+        high = 4  # rows of a tile; its columns are two registers wide
 
         def body(place: Any, block: int) -> None:
-            columns = [
-                emitter.load(emitter.at(w, b.add(b.mul(emitter.size(k), width), place)), block) for k in range(4)
-            ]
-            with emitter.loop(emitter.size(0), rows, 1) as row:
-                target = emitter.at(into, b.add(b.mul(row, width), place))
-                value = emitter.load(target, block)
-                for k in range(4):
-                    entry = emitter.scalar(a, b.add(b.mul(emitter.size(k), width), row))
-                    value = emitter.call("fma", emitter.splat(entry, block), columns[k], value)
-                emitter.store(value, target)
+            with emitter.loop(emitter.size(0), width, high) as row:
+                targets = [
+                    emitter.at(into, b.add(b.mul(b.add(row, emitter.size(k)), width), place)) for k in range(high)
+                ]
+                sums = [emitter.variable(emitter.load(target, block)) for target in targets]
+                with emitter.loop(emitter.size(0), arguments[2], 1) as term:
+                    begin = b.mul(term, width)
+                    columns = emitter.load(emitter.at(w, b.add(begin, place)), block)
+                    for k, total in enumerate(sums):
+                        entry = emitter.scalar(a, b.add(begin, b.add(row, emitter.size(k))))
+                        b.store(emitter.call("fma", emitter.splat(entry, block), columns, b.load(total)), total)
+                for total, target in zip(sums, targets, strict=True):
+                    emitter.store(b.load(total), target)
 
         emitter.blocks(width, (64 // emitter.bytes, LANES) if emitter.single else (LANES,), body)
 
-    return types.void(left, right, rows, into), codegen
+    return types.void(left, right, count, into), codegen
 
 
 @intrinsic
@@ -285,7 +282,7 @@ def max_row(typing_context, row, count):
     """The largest of the first ``count`` entries of a row; -inf for none."""
 
     def codegen(context, builder, signature, arguments):
-        emitter = _Emitter(context, builder, signature.args[0].dtype)
+        emitter = Emitter(context, builder, signature.args[0].dtype)
         pointer, count = emitter.data(signature.args[0], arguments[0]), arguments[1]
         least = emitter.constant(float("-inf"), LANES)
         best = emitter.variable(least)
@@ -302,7 +299,7 @@ def exp_row(typing_context, row, count, shift, out):
     """``out[c] = exp(row[c] - shift)`` for c < count and 0 beyond; ``shift`` is finite and no entry exceeds it."""
 
     def codegen(context, builder, signature, arguments):
-        emitter = _Emitter(context, builder, signature.args[0].dtype)
+        emitter = Emitter(context, builder, signature.args[0].dtype)
         pointer, count, shift = emitter.data(signature.args[0], arguments[0]), arguments[1], arguments[2]
         out = emitter.data(signature.args[3], arguments[3])
         shift = emitter.splat(shift, LANES)
@@ -322,7 +319,7 @@ def log_sum_row(typing_context, first, second, count, out):
     """
 
     def codegen(context, builder, signature, arguments):
-        emitter, b = _Emitter(context, builder, signature.args[0].dtype), builder
+        emitter, b = Emitter(context, builder, signature.args[0].dtype), builder
         x, y = (emitter.data(signature.args[k], arguments[k]) for k in range(2))
         count, kept = arguments[2], emitter.data(signature.args[3], arguments[3])
         least = emitter.constant(float("-inf"), LANES)
@@ -356,7 +353,7 @@ def multiply_row(typing_context, first, second, factor, out):
     """``out = first * second * factor`` over padded rows; returns the sum of ``out``."""
 
     def codegen(context, builder, signature, arguments):
-        emitter, b = _Emitter(context, builder, signature.args[0].dtype), builder
+        emitter, b = Emitter(context, builder, signature.args[0].dtype), builder
         x, y, out = (emitter.data(signature.args[k], arguments[k]) for k in (0, 1, 3))
         factor = emitter.splat(arguments[2], LANES)
         total = emitter.variable(emitter.constant(0.0, LANES))
@@ -375,12 +372,17 @@ def write_product(typing_context, first, second, factor, count, out):
     """``out[c] = first[c] * second[c] * factor`` for c < count, into an unpadded row."""
 
     def codegen(context, builder, signature, arguments):
-        emitter, b = _Emitter(context, builder, signature.args[0].dtype), builder
+        emitter, b = Emitter(context, builder, signature.args[0].dtype), builder
         x, y, out = (emitter.data(signature.args[k], arguments[k]) for k in (0, 1, 4))
-        factor, count = emitter.splat(arguments[2], LANES), arguments[3]
-        with emitter.loop(emitter.size(0), count, LANES) as place:
+        factor, count = arguments[2], arguments[3]
+        whole = b.and_(count, emitter.size(-LANES))
+        with emitter.loop(emitter.size(0), whole, LANES) as place:
             product = b.fmul(emitter.load(emitter.at(x, place), LANES), emitter.load(emitter.at(y, place), LANES))
-            emitter.store_masked(b.fmul(product, factor), emitter.at(out, place), emitter.mask(place, count))
+            emitter.store(b.fmul(product, emitter.splat(factor, LANES)), emitter.at(out, place))
+        # Entry by entry: masked stores are slow on many processors.
+        with emitter.loop(whole, count, 1) as place:
+            product = b.fmul(b.fmul(emitter.scalar(x, place), emitter.scalar(y, place)), factor)
+            b.store(product, emitter.at(out, place))
 
     return types.void(first, second, first.dtype, count, out), codegen
 
@@ -390,7 +392,7 @@ def copy_row(typing_context, row, out):
     """``out = row`` over padded rows."""
 
     def codegen(context, builder, signature, arguments):
-        emitter = _Emitter(context, builder, signature.args[0].dtype)
+        emitter = Emitter(context, builder, signature.args[0].dtype)
         x, out = (emitter.data(kind, value) for kind, value in zip(signature.args, arguments, strict=True))
         with emitter.loop(emitter.size(0), emitter.width_of(signature.args[1], arguments[1]), LANES) as place:
             emitter.store(emitter.load(emitter.at(x, place), LANES), emitter.at(out, place))
@@ -403,7 +405,7 @@ def fill_rows(typing_context, rows, value):
     """Every entry of contiguous padded rows becomes ``value``."""
 
     def codegen(context, builder, signature, arguments):
-        emitter = _Emitter(context, builder, signature.args[0].dtype)
+        emitter = Emitter(context, builder, signature.args[0].dtype)
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
         stop = emitter.size(1)
         for axis in range(signature.args[0].ndim):
@@ -420,7 +422,7 @@ def add_row(typing_context, first, second, shift, count, out):
     """``out[c] = first[c] + second[c] + shift`` for c < count and -inf beyond; ``first`` and ``out`` are padded."""
 
     def codegen(context, builder, signature, arguments):
-        emitter, b = _Emitter(context, builder, signature.args[0].dtype), builder
+        emitter, b = Emitter(context, builder, signature.args[0].dtype), builder
         x, y, out = (emitter.data(signature.args[k], arguments[k]) for k in (0, 1, 4))
         shift, count = emitter.splat(arguments[2], LANES), arguments[3]
         least = emitter.constant(float("-inf"), LANES)
@@ -437,7 +439,7 @@ def dot(typing_context, first, second):
     """The sum of products of two padded rows."""
 
     def codegen(context, builder, signature, arguments):
-        emitter, b = _Emitter(context, builder, signature.args[0].dtype), builder
+        emitter, b = Emitter(context, builder, signature.args[0].dtype), builder
         x, y = (emitter.data(kind, value) for kind, value in zip(signature.args, arguments, strict=True))
         total = emitter.variable(emitter.constant(0.0, LANES))
         with emitter.loop(emitter.size(0), emitter.width_of(signature.args[0], arguments[0]), LANES) as place:
@@ -453,7 +455,7 @@ def scale_row(typing_context, row, factor, out):
     """``out = row * factor`` over padded rows; returns the sum of ``out``."""
 
     def codegen(context, builder, signature, arguments):
-        emitter, b = _Emitter(context, builder, signature.args[0].dtype), builder
+        emitter, b = Emitter(context, builder, signature.args[0].dtype), builder
         x, out = (emitter.data(signature.args[k], arguments[k]) for k in (0, 2))
         factor = emitter.splat(arguments[1], LANES)
         total = emitter.variable(emitter.constant(0.0, LANES))

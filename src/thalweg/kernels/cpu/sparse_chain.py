@@ -15,7 +15,7 @@ from numba import njit
 from torch import Tensor
 
 from thalweg.kernels.cpu.chain_decode import draw
-from thalweg.kernels.cpu.chain_scaled import SAFE_OVERLAP, first
+from thalweg.kernels.cpu.chain_scaled import SAFE_OVERLAP, SAFE_STEP, first
 from thalweg.kernels.cpu.simd import dot, exp_row, max_row, multiply_row, padded, scale_row, write_product
 from thalweg.kernels.cpu.threads import parts, run
 from thalweg.kernels.potentials import Chain, SparseTransitions
@@ -72,7 +72,7 @@ def _gather(values, indices, offsets, power, size, out):
 
 
 @njit(**_options)
-def _forward(emissions, sources, into, power, top, start, end, lengths, alpha, log_z, scratch, part, low, high):
+def _forward(emissions, sources, into, power, top, start, end, lengths, least, alpha, log_z, scratch, part, low, high):
     """As the dense kernel; ``alpha`` (B, T, P) is always kept, for the verification."""
     size = emissions.shape[2]
     after, weights, sums = scratch[part, 0], scratch[part, 1], scratch[part, 2]
@@ -81,17 +81,22 @@ def _forward(emissions, sources, into, power, top, start, end, lengths, alpha, l
         log_z[b] = np.nan
         total = float(first(emissions, start, b, size, sums, weights))
         s = scale_row(weights, one, alpha[b, 0])
+        if s > least:
+            total += math.log(s)
+            scale_row(alpha[b, 0], one / s, alpha[b, 0])
         for t in range(1, lengths[b]):
             m = max_row(emissions[b, t], size)
-            if not (m > -np.inf and s > 0):
+            if not (m > -np.inf and s > least):
                 total = -np.inf
                 break
             exp_row(emissions[b, t], size, m, weights)
             _gather(alpha[b, t - 1], sources, into, power, size, after)
-            total += m + top + math.log(s)
-            s = multiply_row(weights, after, one / s, alpha[b, t])
+            s = multiply_row(weights, after, one, weights)
+            if s > least:
+                total += m + top + math.log(s)
+                scale_row(weights, one / s, alpha[b, t])
         m = max_row(end, size)
-        if total == -np.inf or m == -np.inf:
+        if total == -np.inf or m == -np.inf or not s > least:
             continue
         exp_row(end, size, m, weights)
         s = dot(alpha[b, lengths[b] - 1], weights)
@@ -117,8 +122,7 @@ def _backward(
             here = alpha[b, t]
             overlap = dot(here, beta)
             if verify:
-                bound = least * max_row(here, size) * max_row(beta, size)
-                if not (overlap >= bound and bound > 0):
+                if not overlap >= least:
                     log_z[b] = np.nan
                     break
             else:
@@ -132,7 +136,7 @@ def _backward(
                                 d_edges[part, k] += here[sources[k]] * share
             if t > 0:
                 exp_row(emissions[b, t], size, max_row(emissions[b, t], size), weights)
-                multiply_row(weights, beta, one / overlap, weights)
+                multiply_row(weights, beta, one / (max_row(beta, size) if verify else overlap), weights)
                 _gather(weights, targets, out_of, power_out, size, beta)
         if not verify:
             for t in range(lengths[b], emissions.shape[1]):
@@ -222,7 +226,8 @@ def _filter(chain: Chain) -> tuple[Saved, list[tuple[int, int]]]:
     alpha[:, :, size:] = 0
     log_z = np.empty(batch)
     scratch = np.zeros((len(ranges), 3, padded(size)), emissions.dtype)
-    run(_forward, ranges, emissions, *edges[:3], edges.top, start, end, lengths, alpha, log_z, scratch)
+    least = SAFE_STEP[emissions.dtype.char]
+    run(_forward, ranges, emissions, *edges[:3], edges.top, start, end, lengths, least, alpha, log_z, scratch)
     nothing = np.empty((0, len(edges.sources)))
     least = SAFE_OVERLAP[emissions.dtype.char]
     run(

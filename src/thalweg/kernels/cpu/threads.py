@@ -15,7 +15,7 @@ import torch
 
 __all__ = ["parts", "run"]
 
-LEAST_WORK = 200_000  # inner operations below which waking another thread costs more than it saves
+LEAST_WORK = 2_000_000  # inner operations a thread; with fewer, waking another costs more than it saves
 
 _lock = Lock()
 _pool: ThreadPoolExecutor | None = None

@@ -1,0 +1,266 @@
+"""Compiled CPU kernels: equal to the reference in every domain, layout and number of threads."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from thalweg.errors import ShapeError
+from thalweg.kernels import chain as ops
+from thalweg.kernels.potentials import Chain, SparseTransitions
+
+pytest.importorskip("numba", reason="the CPU kernels need numba")
+
+from thalweg.kernels.cpu import chain as cpu
+from thalweg.kernels.cpu import chain_lanes, threads
+from thalweg.kernels.cpu.chain_scaled import Scaled
+from thalweg.kernels.cpu.simd import padded
+
+SIZES = [(1, 1, 1), (1, 2, 1), (3, 5, 2), (2, 7, 8), (4, 6, 9), (5, 33, 20), (2, 4, 33), (19, 6, 9), (40, 5, 16), (70, 4, 3)]
+KINDS = ("shared", "item", "step")
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10}
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every call is shared out, however small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.setattr(threads, "LEAST_WORK", 1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make(size: tuple[int, int, int], kind: str, dtype=torch.float64, *, forbidden=0.0, scale=1.0, seed=0) -> Chain:
+    generator = torch.Generator().manual_seed(seed)
+    B, T, C = size
+    shape = {"shared": (C, C), "item": (B, C, C), "step": (B, T - 1, C, C), "sparse": (C, C)}[kind]
+
+    def scores(*dims: int) -> Tensor:
+        return (torch.randn(dims, generator=generator, dtype=torch.float64) * scale).to(dtype)
+
+    moves = scores(*shape).masked_fill(torch.rand(shape, generator=generator) < forbidden, -math.inf)
+    lengths = torch.randint(1, T + 1, (B,), generator=generator)
+    lengths[0] = T
+    transitions = SparseTransitions.of_dense(moves) if kind == "sparse" else moves
+    chain = Chain(scores(B, T, C), transitions, scores(C), scores(C), lengths)
+    chain.emissions[torch.arange(T) >= lengths.unsqueeze(1)] = math.nan
+    if kind == "step":
+        moves[torch.arange(T - 1) >= lengths.unsqueeze(1) - 1] = math.nan
+    return chain
+
+
+def as_leaves(chain: Chain, dtype: torch.dtype) -> Chain:
+    return ops.with_inputs(chain, [x.detach().to(dtype).requires_grad_() for x in ops.inputs_of(chain)])
+
+
+def labels_of(chain: Chain, seed: int = 1) -> Tensor:
+    B, T, C = chain.emissions.shape
+    return torch.randint(C, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+def assert_like_reference(chain: Chain, *, gold: Tensor | None = None, low_memory: bool = False, tolerance: float | None = None):
+    """Values and weighted gradients in all four inputs, over the items that are feasible."""
+    dtype = chain.emissions.dtype
+    tolerance = tolerance or TOLERANCE[dtype]
+    ours, exact = as_leaves(chain, dtype), as_leaves(chain, torch.float64)
+    got = ops.log_partition(ours, gold=gold, backend="cpu", low_memory=low_memory)
+    want = ops.log_partition(exact, gold=gold, backend="reference")
+    assert torch.equal(torch.isneginf(got), torch.isneginf(want))
+    torch.testing.assert_close(got.double(), want, atol=tolerance, rtol=tolerance)
+    finite = torch.isfinite(want)
+    if not finite.any():
+        return
+    weights = torch.linspace(0.5, 2.0, len(want), dtype=torch.float64)[finite]
+    ours_gradients = torch.autograd.grad((got[finite] * weights.to(dtype)).sum(), ops.inputs_of(ours))
+    exact_gradients = torch.autograd.grad((want[finite] * weights).sum(), ops.inputs_of(exact), materialize_grads=True)
+    for one, two in zip(ours_gradients, exact_gradients, strict=True):
+        assert torch.isfinite(one).all()
+        torch.testing.assert_close(one.double(), two, atol=4 * tolerance, rtol=4 * tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", [*KINDS, "sparse"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_values_and_gradients(size: tuple[int, int, int], kind: str, dtype: torch.dtype) -> None:
+    for forbidden in (0.0, 0.3):
+        chain = make(size, kind, dtype, forbidden=forbidden)
+        assert_like_reference(chain)
+        if kind != "sparse" or not forbidden:
+            assert_like_reference(chain, gold=labels_of(chain))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "sparse"])
+@pytest.mark.parametrize("size", [(4, 6, 9), (40, 5, 16)], ids=str)
+def test_many_threads_change_nothing(size: tuple[int, int, int], kind: str, two_threads: None) -> None:
+    chain = make(size, kind)
+    assert len(threads.parts(chain.lengths.numpy(), 1)) == 2
+    assert_like_reference(chain, gold=labels_of(chain) if kind != "sparse" else None)
+    assert_like_reference(make(size, kind, forbidden=0.4, scale=40.0, dtype=torch.float32), tolerance=1e-3)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "sparse"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_wide_scores_are_exact(kind: str, dtype: torch.dtype) -> None:
+    # Ranges far beyond what the scaled domain can hold: the items must be found out and computed in the log domain.
+    for scale in (30.0, 1e3, 1e4):
+        chain = make((6, 9, 5), kind, dtype, forbidden=0.2, scale=scale)
+        rounding = torch.finfo(dtype).eps * scale * 9
+        assert_like_reference(chain, tolerance=max(TOLERANCE[dtype], 4 * rounding))
+
+
+def test_a_state_lost_by_underflow_is_noticed() -> None:
+    # Label 0 wins every step by e^60 until the end, where only label 1 may stop; float32 would have lost label 1.
+    chain = Chain(
+        torch.tensor([[60.0, 0.0]]).expand(1, 5, 2).contiguous(),
+        torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]]),
+        torch.zeros(2),
+        torch.tensor([-math.inf, 0.0]),
+        torch.tensor([5]),
+    )
+    assert float(ops.log_partition(chain, backend="cpu")) == 0.0
+    assert ops.marginals(chain, backend="cpu")[0, :, 1].tolist() == [1.0] * 5
+    assert ops.sample(chain, torch.full((3, 1, 5), 0.5), backend="cpu").tolist() == [[[1] * 5]] * 3
+
+
+@pytest.mark.parametrize("size", [(3, 1, 4), (3, 50, 4), (20, 17, 9), (2, 64, 33)], ids=str)
+def test_checkpoints_give_the_same(size: tuple[int, int, int]) -> None:
+    for kind in ("shared", "item"):
+        chain = make(size, kind)
+        assert_like_reference(chain, gold=labels_of(chain), low_memory=True)
+    saved = cpu.forward(ops._plain(make((2, 400, 4), "shared")), low_memory=True)[1]
+    assert saved is not None
+    assert saved.alpha.shape[1] == 20
+
+
+def test_lanes_are_used_and_equal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = ops._plain(make((45, 9, 9), "shared", torch.float32))
+    by_lanes = cpu.forward(chain)
+    assert by_lanes[1] is not None
+    assert by_lanes[1].alpha.ndim == 4
+    monkeypatch.setattr(chain_lanes, "MOST_LABELS", 0)
+    by_rows = cpu.forward(chain)
+    assert by_rows[1] is not None
+    assert by_rows[1].alpha.ndim == 3
+    torch.testing.assert_close(by_lanes[0], by_rows[0], atol=1e-5, rtol=1e-6)
+    ones = torch.ones(45)
+    for one, two in zip(cpu.backward(chain, by_lanes[1], ones), cpu.backward(chain, by_rows[1], ones), strict=True):
+        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "sparse"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_decoding(size: tuple[int, int, int], kind: str) -> None:
+    for forbidden in (0.0, 0.3):
+        chain = make(size, kind, forbidden=forbidden)
+        scores, labels = ops.viterbi(chain, backend="cpu")
+        expected_scores, expected = ops.viterbi(chain, backend="reference")
+        feasible = torch.isfinite(expected_scores)
+        torch.testing.assert_close(scores, expected_scores)
+        assert torch.equal(labels[feasible], expected[feasible])
+        for k in (1, 4):
+            one, two = ops.top_k(chain, k, backend="cpu"), ops.top_k(chain, k, backend="reference")
+            torch.testing.assert_close(one[0], two[0])
+            assert torch.equal(one[1], two[1])
+        uniforms = torch.rand(5, *chain.emissions.shape[:2], generator=torch.Generator().manual_seed(3)).double()
+        drawn = ops.sample(chain, uniforms, backend="cpu")
+        assert torch.equal(drawn[:, feasible], ops.sample(chain, uniforms, backend="reference")[:, feasible])
+        edges = ops.edge_marginals(chain, backend="cpu")
+        torch.testing.assert_close(edges[feasible], ops.edge_marginals(chain, backend="reference")[feasible])
+        other = make(size, kind, seed=5)._replace(lengths=chain.lengths)
+        torch.testing.assert_close(
+            ops.expectation(chain, chain, backend="cpu")[feasible],
+            ops.expectation(chain, chain, backend="reference")[feasible],
+        )
+        if kind != "sparse":
+            other = other._replace(emissions=other.emissions.nan_to_num())
+            torch.testing.assert_close(
+                ops.expectation(chain, other, backend="cpu")[feasible],
+                ops.expectation(chain, other, backend="reference")[feasible],
+                equal_nan=True,
+            )
+
+
+def test_float32_keeps_its_digits_along_a_long_chain() -> None:
+    chain = make((1, 4096, 12), "shared", torch.float32)
+    exact = ops.with_inputs(chain, [x.double() for x in ops.inputs_of(chain)])
+    got, want = ops.log_partition(chain, backend="cpu").double(), ops.log_partition(exact, backend="cpu")
+    assert float((got - want).abs() / want.abs()) < 1e-6
+    assert torch.equal(ops.viterbi(chain, backend="cpu")[1], ops.viterbi(exact, backend="cpu")[1])
+
+
+def test_equal_calls_give_equal_bits(two_threads: None) -> None:
+    chain = make((40, 30, 9), "shared", torch.float32)
+    first, second = as_leaves(chain, torch.float32), as_leaves(chain, torch.float32)
+    for one, two in zip(
+        torch.autograd.grad(ops.log_partition(first, backend="cpu").sum(), ops.inputs_of(first)),
+        torch.autograd.grad(ops.log_partition(second, backend="cpu").sum(), ops.inputs_of(second)),
+        strict=True,
+    ):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("label", [-1, 9])
+def test_a_label_out_of_range_is_named(label: int) -> None:
+    chain = make((3, 5, 9), "shared")
+    gold = labels_of(chain)
+    gold[0, 2] = label
+    with pytest.raises(ShapeError, match=rf"0\.\.8, got {label} at position 2 of batch item 0"):
+        ops.log_partition(chain, gold=gold, backend="cpu")
+
+
+def test_powers_are_right_to_the_last_digit() -> None:
+    for dtype, least in ((np.float32, -87.0), (np.float64, -708.0)):
+        scores = np.linspace(least, 0, 900).reshape(30, 30).astype(dtype)
+        scaled = Scaled(scores[None], np.zeros(30, dtype))
+        exact = np.exp(scores.astype(np.longdouble))
+        error = np.abs(scaled.power[0, :30, :30] - exact) / exact
+        assert error.max() < 4 * np.finfo(dtype).eps
+        assert scaled.risky
+    assert [padded(c) for c in (1, 8, 9)] == [8, 8, 16]
+
+
+def _loss(seed: int) -> float:
+    chain = as_leaves(make((20, 12, 9), "shared", torch.float32, seed=seed), torch.float32)
+    value = ops.log_partition(chain, backend="cpu").sum()
+    value.backward()
+    return float(value.detach()) + float(chain.emissions.grad.nan_to_num().square().sum())  # type: ignore[union-attr]
+
+
+class _Losses(Dataset):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> float:
+        return _loss(index)
+
+
+def test_many_callers_at_once(two_threads: None) -> None:
+    expected = [_loss(seed) for seed in range(4)]
+    found: dict[int, list[float]] = {}
+
+    def work(seed: int) -> None:
+        found[seed] = [_loss(seed) for _ in range(10)]
+
+    callers = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert found == {seed: [expected[seed]] * 10 for seed in range(4)}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system with fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_workers_of_a_data_loader_and_forks(two_threads: None) -> None:
+    expected = [_loss(seed) for seed in range(4)]  # the parent's threads are running when it forks
+    loaded = [float(x) for x in DataLoader(_Losses(), batch_size=None, num_workers=2, multiprocessing_context="fork")]
+    assert loaded == pytest.approx(expected, rel=1e-6)
