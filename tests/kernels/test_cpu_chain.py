@@ -24,7 +24,18 @@ from thalweg.kernels.cpu import chain_lanes, threads
 from thalweg.kernels.cpu.chain_scaled import Scaled
 from thalweg.kernels.cpu.simd import padded
 
-SIZES = [(1, 1, 1), (1, 2, 1), (3, 5, 2), (2, 7, 8), (4, 6, 9), (5, 33, 20), (2, 4, 33), (19, 6, 9), (40, 5, 16), (70, 4, 3)]
+SIZES = [
+    (1, 1, 1),
+    (1, 2, 1),
+    (3, 5, 2),
+    (2, 7, 8),
+    (4, 6, 9),
+    (5, 33, 20),
+    (2, 4, 33),
+    (19, 6, 9),
+    (40, 5, 16),
+    (70, 4, 3),
+]
 KINDS = ("shared", "item", "step")
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10}
 
@@ -67,7 +78,9 @@ def labels_of(chain: Chain, seed: int = 1) -> Tensor:
     return torch.randint(C, (B, T), generator=torch.Generator().manual_seed(seed))
 
 
-def assert_like_reference(chain: Chain, *, gold: Tensor | None = None, low_memory: bool = False, tolerance: float | None = None):
+def assert_like_reference(
+    chain: Chain, *, gold: Tensor | None = None, low_memory: bool = False, tolerance: float | None = None
+):
     """Values and weighted gradients in all four inputs, over the items that are feasible."""
     dtype = chain.emissions.dtype
     tolerance = tolerance or TOLERANCE[dtype]

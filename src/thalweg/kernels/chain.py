@@ -154,7 +154,7 @@ class _Expectation(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
         ctx.rest = p, q
         plain = _plain(p)
-        return kernels.expectation(plain, kernels.forward(plain, keep=True)[1], _plain(q))
+        return kernels.expectation(plain, None, _plain(q))
 
     @staticmethod
     def backward(ctx: Any, *weights: Tensor):

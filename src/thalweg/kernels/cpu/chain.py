@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ShapeError
-from thalweg.kernels.cpu import chain_decode, chain_lanes, chain_log, chain_scaled
+from thalweg.kernels.cpu import chain_decode, chain_lanes, chain_log, chain_moments, chain_scaled
 from thalweg.kernels.cpu.chain_scaled import GROUP, SAFE_OVERLAP, SAFE_STEP, Scaled
-from thalweg.kernels.cpu.simd import LANES, padded
+from thalweg.kernels.cpu.emitter import LANES
+from thalweg.kernels.cpu.simd import padded
 from thalweg.kernels.cpu.threads import parts, run
 from thalweg.kernels.potentials import Chain
 
@@ -280,37 +281,71 @@ def edge_marginals(chain: Chain) -> Tensor:
     """
     a = _arrays(chain)
     batch, steps, size = a.emissions.shape
-    out = np.zeros((batch, steps - 1, size, size), a.emissions.dtype)
-    rows, matrix = a.log_scratch(4, 2)
-    ones = np.ones(batch, a.emissions.dtype)
-    if steps > 1:
+    dtype = a.emissions.dtype
+    out = np.zeros((batch, steps - 1, size, size), dtype)
+    if steps == 1:
+        return torch.from_numpy(out)
+    saved = _unfiltered(a) if _by_step(chain) else _filter(a, True, False, by_rows=True)
+    chosen = np.isnan(saved.log_z)
+    if saved.scaled is not None:
+        scratch = np.zeros((len(a.ranges), 2, a.width), dtype)
+        power, transposed = saved.scaled.power, saved.scaled.transposed
         run(
-            chain_log.gradient,
+            chain_moments.edges,
             a.ranges,
-            *(a.emissions, a.transitions, a.start, a.end, a.lengths, np.ones(batch, np.bool_), ones),
-            *(np.empty_like(a.emissions), out, rows, matrix),
+            *(a.emissions, power, transposed, a.end, a.lengths, saved.alpha, saved.log_z, out, scratch),
         )
+    if chosen.any():
+        rows, matrix = a.log_scratch(4, 2)
+        spare = np.empty_like(a.emissions)
+        run(chain_log.gradient, a.ranges, *a[:5], chosen, np.ones(batch, dtype), spare, out, rows, matrix)
     return torch.from_numpy(out)
 
 
-def expectation(chain: Chain, saved: Saved, other: Chain) -> Tensor:
+def expectation(chain: Chain, saved: Saved | None, other: Chain) -> Tensor:
     """E_{y ~ chain}[score_other(y)], (B,).
 
     >>> import torch
     >>> chain = Chain(torch.zeros(1, 2, 2), torch.ones(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([2]))
-    >>> expectation(chain, forward(chain)[1], chain)
+    >>> expectation(chain, None, chain)
     tensor([1.])
     """
     a, q = _arrays(chain), _arrays(other)
     values = np.empty(len(a.emissions))
-    rows, matrix = a.log_scratch(4, 2)
-    run(
-        chain_log.expectation,
-        a.ranges,
-        *(a.emissions, a.transitions, a.start, a.end, a.lengths),
-        *(q.emissions, q.transitions, q.start, q.end, values, rows, matrix),
-    )
+    filtered = _unfiltered(a)
+    if not _by_step(chain) and not _by_step(other):
+        filtered = _expected_scaled(a, q, values)
+    chosen = np.isnan(filtered.log_z)
+    if chosen.any():
+        rows, matrix = a.log_scratch(4, 2)
+        run(
+            chain_log.expectation,
+            a.ranges,
+            *(*a[:5], chosen, q.emissions, q.transitions, q.start, q.end, values, rows, matrix),
+        )
     return torch.from_numpy(values.astype(a.emissions.dtype, copy=False))
+
+
+def _expected_scaled(a: _Arrays, q: _Arrays, values: np.ndarray) -> Saved:
+    """Expected scores by the scaled domain, with NaN in ``log_z`` for the items it cannot serve."""
+    saved = _filter(a, True, False, by_rows=True)
+    assert saved.scaled is not None
+    size = a.emissions.shape[2]
+    power = saved.scaled.power[:, :size, :size]
+    moves = q.transitions[:, 0]
+    if (np.isneginf(moves) & (power > 0)).any():  # 0 * -inf waits along some paths
+        return _unfiltered(a)
+    products = np.zeros((max(len(power), len(moves)), a.width, a.width), a.emissions.dtype)
+    products[:, :size, :size] = np.multiply(power, moves, out=np.zeros_like(products[:, :size, :size]), where=power > 0)
+    products = np.ascontiguousarray(products.transpose(0, 2, 1))
+    scratch = np.zeros((len(a.ranges), 3, a.width), a.emissions.dtype)
+    run(
+        chain_moments.expectation,
+        a.ranges,
+        *(a.emissions, saved.scaled.transposed, a.end, a.lengths, saved.alpha, saved.log_z),
+        *(q.emissions, products, q.start, q.end, values, scratch),
+    )
+    return saved
 
 
 def viterbi(chain: Chain) -> tuple[Tensor, Tensor]:

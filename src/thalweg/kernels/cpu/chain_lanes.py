@@ -1,8 +1,8 @@
 """Chains of few labels, many items at a time: one item a lane.
 
 With nine labels a row fills its vectors badly and a step is all latency. Here a row holds one label of L items; the
-recursion is that of :mod:`~thalweg.kernels.cpu.chain_scaled`, for shared transitions of safe range only. Lanes past their
-item's length hold zeros.
+recursion is that of :mod:`~thalweg.kernels.cpu.chain_scaled`, for shared transitions of safe range only. Lanes past
+their item's length hold zeros.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from thalweg.kernels.cpu.simd import LANES, fill_rows, sweep_sum
+from thalweg.kernels.cpu.emitter import LANES
+from thalweg.kernels.cpu.simd import fill_rows, sweep_sum
 from thalweg.kernels.cpu.simd_lanes import (
     add_products,
     exp_lanes,
@@ -70,7 +71,7 @@ def forward(emissions, flipped, top, start, end, lengths, alpha, log_z, blocks, 
     ``flipped`` is exp(A - top) transposed, ``end`` the exponential of the end scores. ``blocks`` is (parts, 3, C, L),
     ``rows`` (parts, 3, L); ``log_z`` (G * L,).
     """
-    batch, steps, size = emissions.shape
+    batch, _, size = emissions.shape
     lanes = alpha.shape[3]
     block, weights, after = blocks[part, 0], blocks[part, 1], blocks[part, 2]
     most, total, factor = rows[part, 0], rows[part, 1], rows[part, 2]

@@ -141,6 +141,7 @@ def expectation(
     start,
     end,
     lengths,
+    chosen,
     other,
     moves_of,
     start_of,
@@ -152,12 +153,15 @@ def expectation(
     low,
     high,
 ):
-    """E_p[score_q(y)] with q's emissions, transitions, start and end in ``other`` .. ``end_of``; 0 * -inf = 0.
+    """E_p[score_q(y)] of the ``chosen`` items; 0 * -inf = 0.
 
-    ``rows`` is (parts, T + 4, P), ``matrix`` (parts, 2, P, P), both float64.
+    q's emissions, transitions, start and end are ``other`` .. ``end_of``. ``rows`` is (parts, T + 4, P),
+    ``matrix`` (parts, 2, P, P), both float64.
     """
     size = emissions.shape[2]
     for b in range(low, high):
+        if not chosen[b]:
+            continue
         length = lengths[b]
         alpha, powers, moves = rows[part], matrix[part, 0], matrix[part, 1]
         beta, ahead, shift, spare = rows[part, -1], rows[part, -2], rows[part, -3], rows[part, -4]

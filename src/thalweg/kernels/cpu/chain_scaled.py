@@ -3,11 +3,11 @@
 exp(A - max A) is taken once; a step is then a product with it, an elementwise product with exp(e_t - max e_t) and a
 factor that undoes the scale of the step before. Scales go into float64 sums of logarithms.
 
-A state that falls below the smallest number is lost. With a finite A of range r a step shrinks the weights by exp(-r) at
-most, and the backward weights of any two states differ by exp(r) at most, so what is lost had a posterior below exp(2 r)
-times that smallest number, and nothing needs checking for r <= :data:`SAFE_RANGE`. Otherwise no step may shrink the
-weights below :data:`SAFE_STEP`, and :func:`verify` looks at every position: forward weights of sum 1 and backward
-weights whose step began at 1 must overlap by :data:`SAFE_OVERLAP`. What is lost then had a posterior below the smallest
+A state that falls below the smallest number is lost. With a finite A of range r a step shrinks the weights by exp(-r)
+at most, and the backward weights of any two states differ by exp(r) at most, so what is lost had a posterior below
+exp(2 r) times that smallest number, and nothing needs checking for r <= :data:`SAFE_RANGE`. Otherwise no step may
+shrink the weights below :data:`SAFE_STEP`, and :func:`verify` looks at every position: forward weights of sum 1 and
+backward weights whose step began at 1 must overlap by :data:`SAFE_OVERLAP`. What is lost then had a posterior below the smallest
 number over the product of the two. An item that fails is computed in the log domain instead.
 """
 
@@ -50,7 +50,9 @@ __all__ = [
 
 # By type of float: what its smallest number, 1e-38 or 1e-308, leaves room for.
 SAFE_RANGE = {"f": 25.0, "d": 200.0}
+# The least that a step may leave.
 SAFE_STEP = {"f": 1e-12, "d": 1e-100}
+# The least that forward and backward weights may share.
 SAFE_OVERLAP = {"f": 1e-15, "d": 1e-100}
 # Steps whose moves are added up in one go: the sums are then read and written that much less often.
 GROUP = 16
@@ -73,7 +75,9 @@ class Scaled:
         width = padded(size)
         self.power, self.transposed = np.zeros((2, count, width, width), transitions.dtype)
         self.top = np.empty(count)
-        self.risky = prepare(transitions, end, SAFE_RANGE[transitions.dtype.char], self.power, self.transposed, self.top)
+        self.risky = prepare(
+            transitions, end, SAFE_RANGE[transitions.dtype.char], self.power, self.transposed, self.top
+        )
 
 
 @njit(**_options)
@@ -215,8 +219,8 @@ def gradient(
     """Posterior weights of labels into ``d_emissions``, of moves into ``d_moves``, each times the item's weight.
 
     ``d_moves`` is float64 (parts, C, C) for shared transitions, summed over the items of a part, else (B, C, C).
-    Items with ``log_z`` NaN are left alone. ``scratch`` is
-    (parts, 4 + 2 GROUP + P, P) of zeros; ``rows`` (parts, every, P) takes recomputed forward weights if ``every`` exceeds 1.
+    Items with ``log_z`` NaN are left alone. ``scratch`` is (parts, 4 + 2 GROUP + P, P) of zeros; ``rows``
+    (parts, every, P) takes recomputed forward weights if ``every`` exceeds 1.
     """
     size = emissions.shape[2]
     steps = emissions.shape[1]

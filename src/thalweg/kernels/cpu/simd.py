@@ -1,26 +1,20 @@
 """Rows of numbers as explicit vectors: the few inner loops that everything on the CPU is made of.
 
-Each function below is emitted as LLVM vector code where a Numba kernel calls it. In Numba loops the compiler must
-assume that arrays overlap, which costs speed and seconds of compilation. Rows are contiguous; a *padded* row has P
-entries, a multiple of :data:`LANES`. A block of several registers keeps enough independent sums in flight to hide the
-latency of a multiply-add.
+In Numba loops the compiler must assume that arrays overlap, which costs speed and seconds of compilation; these are
+emitted as LLVM vector code instead. Rows are contiguous; a *padded* row has P entries, a multiple of ``LANES``. A block
+of several registers keeps enough independent sums in flight to hide the latency of a multiply-add.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic as _intrinsic
+
+from thalweg.kernels.cpu.emitter import INDEX, LANES, Emitter, intrinsic
 
 __all__ = [
-    "LANES",
-    "Emitter",
     "add_outer",
     "add_row",
     "copy_row",
@@ -37,11 +31,6 @@ __all__ = [
     "write_product",
 ]
 
-LANES = 8  # entries that are loaded and stored together
-intrinsic: Any = _intrinsic  # the decorated functions are called without their first parameter
-_INT = ir.IntType(32)
-_SIZE = ir.IntType(64)
-
 
 def padded(size: int) -> int:
     """The length of a padded row that holds ``size`` entries.
@@ -52,144 +41,12 @@ def padded(size: int) -> int:
     return max(LANES, -(-size // LANES) * LANES)
 
 
-class Emitter:
-    """Vector code for one element type at the builder's place."""
-
-    def __init__(self, context: Any, builder: Any, element: types.Float):
-        self.context, self.builder = context, builder
-        self.element = context.get_value_type(element)
-        self.single = element == types.float32
-        self.bytes = 4 if self.single else 8
-
-    def vector(self, width: int) -> ir.VectorType:
-        return ir.VectorType(self.element, width)
-
-    def constant(self, value: float, width: int) -> ir.Constant:
-        return ir.Constant(self.vector(width), [value] * width)
-
-    def splat(self, value: Any, width: int) -> Any:
-        kind = ir.VectorType(value.type, width)
-        first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_INT, 0))
-        mask = ir.Constant(ir.VectorType(_INT, width), [0] * width)
-        return self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), mask)
-
-    def size(self, value: int) -> ir.Constant:
-        return ir.Constant(_SIZE, value)
-
-    def data(self, kind: types.Array, value: Any) -> Any:
-        return self.context.make_array(kind)(self.context, self.builder, value).data
-
-    def width_of(self, kind: types.Array, value: Any) -> Any:
-        array = self.context.make_array(kind)(self.context, self.builder, value)
-        return self.builder.extract_value(array.shape, kind.ndim - 1)
-
-    def load(self, pointer: Any, width: int) -> Any:
-        place = self.builder.bitcast(pointer, self.vector(width).as_pointer())
-        return self.builder.load(place, align=self.bytes, typ=self.vector(width))
-
-    def store(self, value: Any, pointer: Any) -> None:
-        place = self.builder.bitcast(pointer, value.type.as_pointer())
-        self.builder.store(value, place, align=self.bytes)
-
-    def at(self, pointer: Any, index: Any) -> Any:
-        return self.builder.gep(pointer, [index], source_etype=self.element)
-
-    def scalar(self, pointer: Any, index: Any) -> Any:
-        return self.builder.load(self.at(pointer, index), align=self.bytes, typ=self.element)
-
-    @contextmanager
-    def loop(self, start: Any, stop: Any, step: int) -> Iterator[Any]:
-        with cgutils.for_range_slice(self.builder, start, stop, self.size(step), _SIZE, inc=True) as (index, _):
-            yield index
-
-    def variable(self, value: Any) -> Any:
-        place = cgutils.alloca_once(self.builder, value.type)
-        self.builder.store(value, place)
-        return place
-
-    def blocks(self, stop: Any, widths: tuple[int, ...], body: Callable[[Any, int], None]) -> None:
-        """Cover 0..stop (a multiple of the last width) by blocks, widest first."""
-        begin: Any = self.size(0)
-        for width in widths:
-            length = self.builder.sub(stop, begin)
-            end = self.builder.add(begin, self.builder.and_(length, self.size(-width)))
-            with self.loop(begin, end, width) as place:
-                body(place, width)
-            begin = end
-
-    def mask(self, place: Any, stop: Any) -> Any:
-        """Which of LANES entries from ``place`` on lie before ``stop``."""
-        lanes = ir.Constant(ir.VectorType(_SIZE, LANES), list(range(LANES)))
-        left = self.builder.sub(stop, place)
-        return self.builder.icmp_signed("<", lanes, self.splat(left, LANES))
-
-    def load_masked(self, pointer: Any, mask: Any, other: Any) -> Any:
-        name = f"llvm.masked.load.v{LANES}f{8 * self.bytes}.p0"
-        kind = self.vector(LANES)
-        pointers = pointer.type
-        function = cgutils.get_or_insert_function(
-            self.builder.module, ir.FunctionType(kind, [pointers, _INT, mask.type, kind]), name
-        )
-        return self.builder.call(function, [pointer, ir.Constant(_INT, self.bytes), mask, other])
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        """An LLVM intrinsic over vectors, such as ``fma``."""
-        kind = arguments[0].type
-        name = f"llvm.{name}.v{kind.count}f{8 * self.bytes}"
-        function = cgutils.get_or_insert_function(
-            self.builder.module, ir.FunctionType(kind, [x.type for x in arguments]), name
-        )
-        return self.builder.call(function, arguments)
-
-    def larger(self, a: Any, b: Any) -> Any:
-        return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
-
-    def reduce(self, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
-        """All lanes of a vector into one number, halves at a time."""
-        width = value.type.count
-        while width > 1:
-            width //= 2
-            low, high = (
-                ir.Constant(ir.VectorType(_INT, width), list(range(first, first + width))) for first in (0, width)
-            )
-            none = ir.Constant(value.type, ir.Undefined)
-            value = combine(
-                self.builder.shuffle_vector(value, none, low), self.builder.shuffle_vector(value, none, high)
-            )
-        return self.builder.extract_element(value, ir.Constant(_INT, 0))
-
-    def exp(self, x: Any) -> Any:
-        """exp of numbers <= 0 to the last digit or so; what would underflow is 0.
-
-        x = n log 2 + r with |r| <= log(2) / 2; exp(r) by its Taylor series, 2^n by its bit pattern.
-        """
-        b, width = self.builder, x.type.count
-        least = -87.0 if self.single else -708.0
-        inside = b.fcmp_ordered(">=", x, self.constant(least, width))
-        x = b.select(inside, x, self.constant(least, width))
-        n = self.call("rint", b.fmul(x, self.constant(1 / math.log(2), width)))
-        high, low = (0.693359375, -2.12194440e-4) if self.single else (0.6931471803691238, 1.9082149292705877e-10)
-        r = self.call("fma", n, self.constant(-high, width), x)
-        r = self.call("fma", n, self.constant(-low, width), r)
-        degree = 7 if self.single else 13
-        p = self.constant(1 / math.factorial(degree), width)
-        for power in range(degree - 1, -1, -1):
-            p = self.call("fma", p, r, self.constant(1 / math.factorial(power), width))
-        whole = b.fptosi(n, ir.VectorType(_INT, width))
-        bits, bias, shift = (_INT, 127, 23) if self.single else (_SIZE, 1023, 52)
-        if not self.single:
-            whole = b.sext(whole, ir.VectorType(_SIZE, width))
-        kind = ir.VectorType(bits, width)
-        power = b.shl(b.add(whole, ir.Constant(kind, [bias] * width)), ir.Constant(kind, [shift] * width))
-        return b.select(inside, b.fmul(p, b.bitcast(power, x.type)), self.constant(0.0, width))
-
-
 def _sweep(emitter: Emitter, arguments: tuple[Any, ...], kinds: tuple[Any, ...], *, largest: bool) -> None:
     """out[j] = sum_i vector[i] matrix[i, j], or max_i vector[i] + matrix[i, j]: sums stay in registers over all i."""
     vector, matrix, rows, out = arguments
     b = emitter.builder
     width = emitter.width_of(kinds[1], matrix)
-    rows = b.sext(rows, _SIZE) if rows.type.width < 64 else rows
+    rows = b.sext(rows, INDEX) if rows.type.width < 64 else rows
     vector, matrix, out = (
         emitter.data(kind, x) for kind, x in ((kinds[0], vector), (kinds[1], matrix), (kinds[3], out))
     )

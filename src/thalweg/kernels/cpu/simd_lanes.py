@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from thalweg.kernels.cpu.simd import LANES, Emitter, intrinsic
+from thalweg.kernels.cpu.emitter import LANES, Emitter, intrinsic
 
 __all__ = ["add_products", "exp_lanes", "from_lanes", "larger_lanes", "multiply_lanes", "to_lanes"]
 
