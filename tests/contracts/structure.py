@@ -60,7 +60,7 @@ class StructureContract:
     oracle: Any  # a module such as `oracles.chains`
     part_scores: str  # the scores whose gradient of log Z is `marginals`, of the same shape (B, ...)
     device = "cpu"
-    draws = 10_000
+    draws = 6_000
 
     # The hooks.
 
@@ -305,9 +305,8 @@ class StructureContract:
     def test_gradcheck(self):
         case = self.case()
         best = self.make(case).mode
-        function, inputs = self.function_of(case, lambda p: p.log_partition)
-        assert gradcheck(function, inputs)
         for quantity in (
+            lambda p: p.log_partition,
             lambda p: p.marginals,
             lambda p: p.entropy(),
             lambda p: p.score(best),
@@ -334,11 +333,12 @@ class StructureContract:
         p = self.make(leaves)
         with torch.no_grad():
             looks = [quantity(p) for quantity in QUANTITIES.values()]
-            looks += [p.sample(), p.score(p.mode), p.log_prob(p.mode), kl_divergence(p, p.tempered(2.0))]
+            looks += [p.sample(), p.score(p.mode), p.log_prob(p.mode), p.cross_entropy(p.tempered(2.0))]
         assert not any(look.requires_grad for look in looks)
         p.sample()
         for name in ("log_partition", "marginals", "max_score", "entropy", "best scores"):
             found = (QUANTITIES[name](p) ** 2).sum()
+            assert found.requires_grad
             expected = (QUANTITIES[name](self.make(fresh)) ** 2).sum()
             for one, two in zip(
                 torch.autograd.grad(found, list(leaves.scores.values()), retain_graph=True),
@@ -349,7 +349,7 @@ class StructureContract:
 
     @pytest.mark.parametrize("filling", [math.nan, math.inf, -math.inf])
     def test_padding_is_inert(self, filling):
-        for clean in self.cases():
+        for clean in self.cases() if math.isnan(filling) else [self.case(2, constrained=filling < 0)]:
             masks = self.padding(clean)
             assert any(mask.any() for mask in masks.values())
             dirty = self.filled(clean, filling).leaves()

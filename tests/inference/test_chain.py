@@ -13,7 +13,7 @@ from chain_cases import INF, build, dense, every_backend, every_kind, labels_of,
 from torch.distributions import kl_divergence
 
 from oracles import chains as oracle
-from thalweg.errors import ConfigError, InfeasibleError, ShapeError
+from thalweg.errors import ConfigError, InfeasibleError, MissingDependencyError, ShapeError
 from thalweg.inference import LinearChain, SparseTransitions
 
 # Sums that are known exactly
@@ -284,7 +284,7 @@ def test_wrong_settings():
             p.tempered(temperature)
     with pytest.raises(ConfigError, match="did you mean `reference`"):
         LinearChain(**ZEROS, backend="referense")
-    with pytest.raises(ConfigError, match='backend="auto"'):
+    with pytest.raises((ConfigError, MissingDependencyError), match=r'backend="auto"|pip install'):
         LinearChain(**ZEROS, backend="gpu")
     other = LinearChain(torch.zeros(2, 3, 5), torch.zeros(5, 5))
     with pytest.raises(ShapeError, match=r"\(2, 3, 4\), got \(2, 3, 5\)"):
@@ -301,7 +301,7 @@ def test_wrong_settings():
 def test_max_posterior_has_the_least_hamming_risk(kind, backend):
     lengths = [4, 1, 3]
     better = 0
-    for seed in range(6):
+    for seed in range(4):
         scores = scores_of(seed, kind=kind)
         p = build(scores, backend, lengths=lengths)
         found = p.max_posterior()

@@ -158,7 +158,7 @@ def test_gradients_are_finite_and_right(backend, drawn):
 
 @pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "reference"])
 @steady(20)
-@given(drawn=chains(4, 20, 9, dtypes=(torch.float64,), wild=("tame", "constrained"), feasible=True))
+@given(drawn=chains(20, 12, 33, dtypes=(torch.float64,), wild=("tame", "constrained"), feasible=True))
 def test_each_backend_equals_the_reference(backend, drawn):
     p, q = drawn.chain(backend), drawn.chain("reference")
     same(p.log_partition, q.log_partition)

@@ -9,6 +9,7 @@
 
 from thalweg.data.alphabet import BOS, EOS, PAD, UNK, Alphabet
 from thalweg.data.batches import Batch, Batches, Example, pad
+from thalweg.data.conllu import Sentence, Word, read_conllu
 from thalweg.data.datasets import DatasetInfo, find_data, list_datasets, load_dataset
 from thalweg.data.readers import Pair, PairFile, read_pairs, read_sources
 from thalweg.data.symbols import Symbols, guess_symbols
@@ -25,12 +26,15 @@ __all__ = [
     "Example",
     "Pair",
     "PairFile",
+    "Sentence",
     "Symbols",
+    "Word",
     "find_data",
     "guess_symbols",
     "list_datasets",
     "load_dataset",
     "pad",
+    "read_conllu",
     "read_pairs",
     "read_sources",
 ]

@@ -1,5 +1,6 @@
 """Models that give an energy E(x, y): low for good answers."""
 
+from thalweg.energies.hmm import HMM, Prediction
 from thalweg.energies.seq2seq import Seq2Seq, Seq2SeqConfig
 
-__all__ = ["Seq2Seq", "Seq2SeqConfig"]
+__all__ = ["HMM", "Prediction", "Seq2Seq", "Seq2SeqConfig"]

@@ -12,9 +12,11 @@ from __future__ import annotations
 from thalweg.inference.beam import Allowed, beam_search
 from thalweg.inference.chain import LinearChain
 from thalweg.inference.hypotheses import Autoregressive, Hypotheses
+from thalweg.inference.markov import MarkovModel, viterbi
 from thalweg.inference.search import greedy, sample_sequences
 from thalweg.inference.structure import Structure
 from thalweg.inference.table import TableModel
+from thalweg.inference.tag_schemes import TagConstraints, span_tags, tag_constraints, tag_spans
 from thalweg.kernels.potentials import SparseTransitions
 
 __all__ = [
@@ -22,10 +24,16 @@ __all__ = [
     "Autoregressive",
     "Hypotheses",
     "LinearChain",
+    "MarkovModel",
     "SparseTransitions",
     "Structure",
     "TableModel",
+    "TagConstraints",
     "beam_search",
     "greedy",
     "sample_sequences",
+    "span_tags",
+    "tag_constraints",
+    "tag_spans",
+    "viterbi",
 ]

@@ -19,10 +19,10 @@ _options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"
 @njit(**_options)
 def _path_score(emissions, transitions, start, end, b, length, labels):
     """The score of one labelling in float64."""
-    total = float(start[labels[0]]) + end[labels[length - 1]] + emissions[b, 0, labels[0]]
+    total = np.float64(start[labels[0]]) + end[labels[length - 1]] + emissions[b, 0, labels[0]]
     for t in range(1, length):
         moves = transitions[b if len(transitions) > 1 else 0, t - 1 if transitions.shape[1] > 1 else 0]
-        total += float(emissions[b, t, labels[t]]) + moves[labels[t - 1], labels[t]]
+        total += np.float64(emissions[b, t, labels[t]]) + moves[labels[t - 1], labels[t]]
     return total
 
 
@@ -109,7 +109,7 @@ def k_best(emissions, transitions, start, end, lengths, scores, labels, lists, b
         old, new, origin = lists[part, 0], lists[part, 1], back[part]
         for c in range(size):
             old[c] = -np.inf
-            old[c, 0] = float(emissions[b, 0, c]) + start[c]
+            old[c, 0] = np.float64(emissions[b, 0, c]) + start[c]
         for t in range(1, length + 1):
             last = t == length
             for j in range(1 if last else size):
@@ -117,9 +117,9 @@ def k_best(emissions, transitions, start, end, lengths, scores, labels, lists, b
                 filled = 0
                 for i in range(size):
                     if last:
-                        move = float(end[i])
+                        move = np.float64(end[i])
                     else:
-                        move = float(
+                        move = np.float64(
                             transitions[
                                 b if len(transitions) > 1 else 0, t - 1 if transitions.shape[1] > 1 else 0, i, j
                             ]

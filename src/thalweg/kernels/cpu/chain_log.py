@@ -41,7 +41,7 @@ def filtered(emissions, transitions, start, lengths, b, rows, matrix, spare):
     for t in range(lengths[b]):
         if t == 0:
             for c in range(size):
-                rows[0, c] = float(emissions[b, 0, c]) + start[c]
+                rows[0, c] = np.float64(emissions[b, 0, c]) + start[c]
         else:
             if t == 1 or transitions.shape[1] > 1:
                 _load(transitions, b, t - 1, size, matrix, True)
@@ -189,7 +189,7 @@ def expectation(
             for c in range(size):
                 p = spare[c] / norm
                 if p > 0:
-                    score = float(other[b, t, c])
+                    score = np.float64(other[b, t, c])
                     if t == 0:
                         score += start_of[c]
                     if t == length - 1:

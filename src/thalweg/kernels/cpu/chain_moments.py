@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from numba import njit
 
 from thalweg.kernels.cpu.simd import dot, exp_row, max_row, multiply_row, sweep_sum, write_product
@@ -76,7 +77,7 @@ def expectation(
             for c in range(size):
                 p = here[c] * beta[c] * inverse
                 if p > 0:
-                    score = float(other[b, t, c])
+                    score = np.float64(other[b, t, c])
                     if t == 0:
                         score += start_of[c]
                     if t == length - 1:

@@ -7,8 +7,8 @@ A state that falls below the smallest number is lost. With a finite A of range r
 at most, and the backward weights of any two states differ by exp(r) at most, so what is lost had a posterior below
 exp(2 r) times that smallest number, and nothing needs checking for r <= :data:`SAFE_RANGE`. Otherwise no step may
 shrink the weights below :data:`SAFE_STEP`, and :func:`verify` looks at every position: forward weights of sum 1 and
-backward weights whose step began at 1 must overlap by :data:`SAFE_OVERLAP`. What is lost then had a posterior below the smallest
-number over the product of the two. An item that fails is computed in the log domain instead.
+backward weights whose step began at 1 must overlap by :data:`SAFE_OVERLAP`. What is lost then had a posterior
+below the smallest number over the product of the two. An item that fails is computed in the log domain instead.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ def prepare(transitions, end, safe, power, transposed, top):
     """exp(A - max A), its transpose and max A; returns whether a range is out of bounds."""
     count, size, _ = transitions.shape
     # Negated comparisons, so that an infinite range and the NaN of two infinities count as risky.
-    risky = not max_row(end, size) - end.min() <= safe
+    least = end[0]
+    for c in range(size):
+        least = min(least, end[c])
+    risky = not max_row(end, size) - least <= safe
     for n in range(count):
         high = transitions[n, 0, 0]
         low = high
@@ -131,7 +134,7 @@ def forward(emissions, power, top, start, end, lengths, least, every, alpha, log
         n = b if len(power) > 1 else 0
         log_z[b] = np.nan
         m = first(emissions, start, b, size, sums, weights)
-        total = float(m)
+        total = np.float64(m)
         scale = 1.0
         s = scale_row(weights, one, before)
         due = every

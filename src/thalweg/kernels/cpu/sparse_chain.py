@@ -79,7 +79,7 @@ def _forward(emissions, sources, into, power, top, start, end, lengths, least, a
     one = weights.dtype.type(1)
     for b in range(low, high):
         log_z[b] = np.nan
-        total = float(first(emissions, start, b, size, sums, weights))
+        total = np.float64(first(emissions, start, b, size, sums, weights))
         s = scale_row(weights, one, alpha[b, 0])
         if s > least:
             total += math.log(s)
@@ -152,7 +152,7 @@ def _best(emissions, sources, into, scores, start, end, lengths, values, labels,
         length = lengths[b]
         rows = delta[part]
         for c in range(size):
-            rows[0, c] = float(emissions[b, 0, c]) + start[c]
+            rows[0, c] = np.float64(emissions[b, 0, c]) + start[c]
         for t in range(1, length):
             for c in range(size):
                 most = -np.inf
