@@ -40,6 +40,7 @@ format: setup  ## let ruff lay the code out
 
 bench: setup  ## benchmarks beside the peers that are installed
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/chain.py
 
 docs: setup  ## build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,0 +1,428 @@
+"""The Triton kernels of linear chains: for real on a GPU, else through Triton's interpreter in a process of its own.
+
+The interpreter must be chosen before Triton is imported, which other tests may have done already.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from thalweg.kernels.potentials import Chain
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+RUNS = INTERPRETED or DEVICE == "cuda"
+INF = math.inf
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+if RUNS:
+    from thalweg.kernels.gpu import chain as gpu
+    from thalweg.kernels.gpu import chain_launch
+
+here_only = pytest.mark.skipif(not RUNS, reason="runs in the interpreter's process")
+
+
+@pytest.mark.skipif(RUNS, reason="this is the interpreter's process, or there is a GPU")
+def test_in_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__]
+    ran = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert " passed" in ran.stdout, ran.stdout
+
+
+# A plain log-space recursion in float64, one item at a time; its gradient is autograd's.
+
+
+def matrix(chain: Chain, item: int, step: int) -> Tensor:
+    A = chain.transitions
+    assert isinstance(A, Tensor)
+    return (A, A[item] if A.dim() == 3 else A, A[item, step] if A.dim() == 4 else A)[A.dim() - 2]
+
+
+def log_z(chain: Chain) -> Tensor:
+    totals = []
+    for b, length in enumerate(chain.lengths.tolist()):
+        alpha = chain.emissions[b, 0] + chain.start
+        for t in range(1, length):
+            alpha = torch.logsumexp(alpha[:, None] + matrix(chain, b, t - 1), 0) + chain.emissions[b, t]
+        totals.append(torch.logsumexp(alpha + chain.end, 0))
+    return torch.stack(totals)
+
+
+def score(chain: Chain, labels: Tensor) -> Tensor:
+    totals = []
+    for b, length in enumerate(chain.lengths.tolist()):
+        y = labels[b, :length].tolist()
+        total = chain.start[y[0]] + chain.end[y[-1]]
+        for t in range(length):
+            total = total + chain.emissions[b, t, y[t]]
+            if t:
+                total = total + matrix(chain, b, t - 1)[y[t - 1], y[t]]
+        totals.append(total)
+    return torch.stack(totals)
+
+
+def oracle(chain: Chain, weights: Tensor, gold: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    leaves = [part.cpu().double().requires_grad_() for part in chain[:4]]
+    plain = Chain(*leaves, chain.lengths.cpu())
+    values = log_z(plain)
+    if gold is not None:
+        values = values - score(plain, gold.cpu())
+    slopes = torch.autograd.grad((values * weights.cpu().double()).sum(), leaves, allow_unused=True)
+    return values.detach(), [torch.zeros_like(x) if d is None else d for x, d in zip(leaves, slopes, strict=True)]
+
+
+def labellings(chain: Chain, item: int) -> tuple[Tensor, Tensor]:
+    """Every labelling of an item (N, length), and its score."""
+    length = int(chain.lengths[item])
+    every = torch.tensor(list(itertools.product(range(chain.size), repeat=length)))
+    plain = Chain(*(part.cpu().double() for part in chain[:4]), chain.lengths.cpu())
+    A = plain.transitions
+    one = Chain(
+        plain.emissions[[item]], A if A.dim() == 2 else A[[item]], plain.start, plain.end, plain.lengths[[item]]
+    )
+    return every, torch.cat([score(one, y[None]) for y in every])
+
+
+def problem(
+    B: int,
+    T: int,
+    C: int,
+    kind: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    scale: float = 1.0,
+    forbid: float = 0.0,
+    whole: bool = False,
+    seed: int = 0,
+) -> tuple[Chain, Tensor]:
+    """A chain with lengths of every kind, NaN wherever nothing may be read, and gold labels."""
+    draw = torch.Generator().manual_seed(seed)
+    shape = [(C, C), (B, C, C), (B, T - 1, C, C)][kind]
+    emissions = torch.randn(B, T, C, generator=draw) * scale
+    transitions = torch.randn(shape, generator=draw) * scale
+    start, end = torch.randn(2, C, generator=draw)
+    if whole:
+        emissions, transitions, start, end = emissions.round(), transitions.round(), start.round(), end.round()
+    lengths = torch.randint(1, T + 1, (B,), generator=draw)
+    lengths[0] = T
+    gold = torch.randint(0, C, (B, T), generator=draw)
+    if forbid:  # label 0 may follow and precede everything, so that everything is feasible
+        transitions[torch.rand(shape, generator=draw) < forbid] = -INF
+        transitions[..., 0, :] = transitions[..., :, 0] = 0.0
+        gold.zero_()
+    past = torch.arange(T) >= lengths[:, None]
+    emissions[past] = math.nan
+    gold[past] = -9
+    if kind == 2:
+        transitions[past[:, 1:]] = math.nan
+    parts = (part.to(DEVICE, dtype) for part in (emissions, transitions, start, end))
+    return Chain(*parts, lengths.to(DEVICE)), gold.to(DEVICE)
+
+
+def assert_close(found: Tensor, wanted: Tensor, factor: float = 1.0) -> None:
+    tolerance = factor * (2e-6 if found.dtype == torch.float32 else 1e-13)
+    torch.testing.assert_close(found.cpu().double(), wanted.cpu().double(), rtol=tolerance, atol=tolerance)
+
+
+def assert_right(chain: Chain, gold: Tensor | None, *, factor: float = 1.0, **options: object) -> object:
+    """Values and gradients of a chain against the oracle; returns what was kept."""
+    weights = torch.linspace(0.5, -1.5, len(chain.lengths)).to(chain.emissions)
+    values, saved = gpu.forward(chain, gold, **options)  # type: ignore[arg-type]
+    slopes = gpu.backward(chain, saved, weights, gold)
+    expected, gradients = oracle(chain, weights, gold)
+    assert values.dtype == chain.emissions.dtype
+    assert_close(values, expected)
+    for found, wanted, part in zip(slopes, gradients, chain, strict=False):
+        assert found.shape == part.shape
+        assert_close(found, wanted, factor * 4)
+    past = torch.arange(chain.steps, device=DEVICE) >= chain.lengths[:, None]
+    assert (slopes[0][past] == 0).all()
+    return saved
+
+
+@here_only
+@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_values_and_gradients(kind: int, dtype: torch.dtype) -> None:
+    chain, gold = problem(3, 7, 5, kind, dtype)
+    assert_right(chain, gold)
+
+
+@here_only
+def test_without_gold_and_with_padding_of_the_width() -> None:
+    chain, _ = problem(2, 6, 17, 0)
+    assert_right(chain, None)
+    kept, _ = gpu.forward(chain)
+    bare, saved = gpu.forward(chain, keep=False)
+    assert saved is None
+    assert_close(bare, kept)
+
+
+@here_only
+@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize(("T", "C"), [(1, 3), (2, 1)])
+def test_smallest_sizes(kind: int, T: int, C: int) -> None:
+    chain, gold = problem(2, T, C, kind)
+    assert_right(chain, gold)
+    scores, labels = gpu.viterbi(chain)
+    assert_close(scores, score(Chain(*(part.cpu() for part in chain)), labels.cpu()))
+
+
+@here_only
+def test_no_items() -> None:
+    chain = Chain(
+        *(torch.zeros(size, device=DEVICE) for size in [(0, 4, 3), (3, 3), (3,), (3,)]), torch.zeros(0).long()
+    )
+    values, saved = gpu.forward(chain)
+    assert values.shape == (0,)
+    slopes = gpu.backward(chain, saved, values)
+    assert [slope.shape for slope in slopes] == [part.shape for part in chain[:4]]
+    assert (slopes[1] == 0).all()
+    assert gpu.viterbi(chain)[1].shape == (0, 4)
+    assert gpu.sample(chain, torch.zeros(2, 0, 4)).shape == (2, 0, 4)
+
+
+@here_only
+@pytest.mark.parametrize("kind", [0, 1])
+def test_forbidden_moves_stay_in_the_scaled_domain(kind: int) -> None:
+    chain, gold = problem(3, 8, 6, kind, forbid=0.4)
+    saved = assert_right(chain, gold)
+    assert saved.flags.tolist() == [0, 0, 0]
+
+
+@here_only
+@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("scale", [300.0, 1e4])
+def test_wide_scores_go_to_the_log_domain(kind: int, scale: float) -> None:
+    chain, gold = problem(2, 6, 4, kind, scale=scale)
+    saved = assert_right(chain, gold, factor=30)
+    if kind < 2:
+        assert saved.flags.tolist() == [1, 1]
+
+
+@here_only
+def test_a_path_that_both_walks_would_lose() -> None:
+    # Label 1 is far behind at both ends and as far ahead in between, and no move joins it to label 0. Walking either
+    # way it underflows before it catches up, so that alpha and beta agree with each other and are both wrong.
+    T = 12
+    emissions = torch.zeros(1, T, 2, dtype=torch.float64)
+    emissions[0, :2, 1] = emissions[0, -2:, 1] = -60.0
+    emissions[0, 2:-2, 1] = 30.0
+    transitions = torch.tensor([[0.0, -INF], [-INF, 0.0]], dtype=torch.float64)
+    nothing = torch.zeros(2, dtype=torch.float64)
+    parts = (part.to(DEVICE, torch.float32) for part in (emissions, transitions, nothing, nothing))
+    chain = Chain(*parts, torch.tensor([T], device=DEVICE))
+    saved = assert_right(chain, None, factor=10)
+    assert saved.flags.tolist() == [1]
+
+
+@here_only
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_infeasible_items_spoil_nothing(kind: int) -> None:
+    chain, gold = problem(3, 6, 4, kind)
+    emissions = chain.emissions.clone()
+    emissions[0, 3] = -INF
+    broken = chain._replace(emissions=emissions)
+    weights = torch.ones(3, device=DEVICE)
+    for labels in (None, gold):
+        values, saved = gpu.forward(broken, labels)
+        slopes = gpu.backward(broken, saved, weights, labels)
+        assert values[0] == -INF
+        assert_close(values[1:], oracle(chain, weights, labels)[0][1:])
+        assert all(torch.isfinite(slope).all() for slope in slopes)
+    assert gpu.viterbi(broken)[0][0] == -INF
+    assert (gpu.sample(broken, torch.rand(1, 3, 6, device=DEVICE)) < 4).all()
+
+
+@here_only
+@pytest.mark.parametrize("kind", [0, 2])
+def test_equal_calls_are_equal_and_padding_is_inert(kind: int) -> None:
+    chain, gold = problem(3, 7, 4, kind, scale=3.0)
+    weights = torch.tensor([0.3, -1.7, 2.1], device=DEVICE)
+
+    def everything(chain: Chain, gold: Tensor) -> list[Tensor]:
+        values, saved = gpu.forward(chain, gold)
+        return [values, *gpu.backward(chain, saved, weights, gold), *gpu.viterbi(chain)]
+
+    past = torch.arange(7, device=DEVICE) >= chain.lengths[:, None]
+    other = chain._replace(emissions=chain.emissions.masked_fill(past[:, :, None], INF))
+    if kind == 2:
+        other = other._replace(transitions=chain.transitions.masked_fill(past[:, 1:, None, None], 1e30))
+    before = [part.clone() for part in chain]
+    first = everything(chain, gold)
+    for again in (everything(chain, gold), everything(other, gold.masked_fill(past, 3))):
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, chain, strict=True))
+
+
+@here_only
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_more_labels_than_registers_hold(kind: int) -> None:
+    chain, gold = problem(1, 3, 130, kind)
+    assert_right(chain, gold)
+    uniforms = torch.rand(1, 1, 3, device=DEVICE, dtype=torch.float64)
+    assert torch.equal(gpu.sample(chain, uniforms).cpu(), inverse_cdf(chain, uniforms))
+    assert torch.equal(gpu.viterbi(chain)[1].cpu(), best_labels(chain))
+
+
+def best_labels(chain: Chain) -> Tensor:
+    """Viterbi with back-pointers; the lowest label among equals."""
+    plain = Chain(*(part.cpu() for part in chain))
+    labels = torch.full(plain.emissions.shape[:2], -1)
+    for b, length in enumerate(plain.lengths.tolist()):
+        delta = plain.emissions[b, 0] + plain.start + (plain.end if length == 1 else 0)
+        back = []
+        for t in range(1, length):
+            paths = delta[:, None] + matrix(plain, b, t - 1)
+            best = paths.amax(0)
+            back.append((paths == best).int().argmax(0))
+            delta = best + plain.emissions[b, t] + (plain.end if t == length - 1 else 0)
+        y = int((delta == delta.max()).int().argmax())
+        labels[b, length - 1] = y
+        for t in reversed(range(length - 1)):
+            y = int(back[t][y])
+            labels[b, t] = y
+    return labels
+
+
+@here_only
+@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_viterbi(kind: int, dtype: torch.dtype) -> None:
+    for C, whole, forbid in ((5, True, 0.3), (20, False, 0.0)):  # whole numbers tie often
+        chain, _ = problem(4, 9, C, kind, dtype, whole=whole, forbid=forbid)
+        scores, labels = gpu.viterbi(chain)
+        assert torch.equal(labels.cpu(), best_labels(chain))
+        assert_close(scores, score(Chain(*(part.cpu().double() for part in chain[:4]), chain.lengths), labels.cpu()))
+
+
+def inverse_cdf(chain: Chain, uniforms: Tensor) -> Tensor:
+    """Samples by the definition, in float64."""
+    plain = Chain(*(part.cpu().double() for part in chain[:4]), chain.lengths.cpu())
+    uniforms = uniforms.cpu().double()
+    labels = torch.full(uniforms.shape, -1)
+    for b, length in enumerate(plain.lengths.tolist()):
+        alphas = [plain.emissions[b, 0] + plain.start]
+        for t in range(1, length):
+            alphas.append(torch.logsumexp(alphas[-1][:, None] + matrix(plain, b, t - 1), 0) + plain.emissions[b, t])
+        for s in range(len(uniforms)):
+            logits = alphas[-1] + plain.end
+            for t in reversed(range(length)):
+                weights = logits.softmax(0)
+                y = min(int((weights.cumsum(0) <= uniforms[s, b, t]).sum()), int(weights.nonzero().max()))
+                labels[s, b, t] = y
+                if t:
+                    logits = alphas[t - 1] + matrix(plain, b, t - 1)[:, y]
+    return labels
+
+
+@here_only
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_samples_invert_the_distribution(kind: int) -> None:
+    draw = torch.Generator().manual_seed(5)
+    for scale, forbid in ((1.0, 0.4), (300.0, 0.0)):
+        chain, _ = problem(2, 6, 5, kind, scale=scale, forbid=forbid)
+        uniforms = torch.rand(3, 2, 6, dtype=torch.float64, generator=draw).to(DEVICE)
+        if scale == 1.0:  # else labels of probability 1e-100 come first or last, which float32 does not know of
+            uniforms[0] = 0.0
+            uniforms[1] = 1.0 - 2**-53  # rounds to 1 in float32
+        labels = gpu.sample(chain, uniforms).cpu()
+        assert torch.equal(labels, inverse_cdf(chain, uniforms))
+
+
+@here_only
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_top_k_against_enumeration(kind: int) -> None:
+    chain, _ = problem(2, 4, 3, kind, forbid=0.3)
+    scores, labels = gpu.top_k(chain, 5)
+    for b in range(2):
+        every, totals = labellings(chain, b)
+        best = totals.sort(descending=True, stable=True)
+        count = min(5, int((totals > -INF).sum()))
+        assert_close(scores[b, :count], best.values[:count])
+        assert torch.equal(labels[b, :count, : every.shape[1]].cpu(), every[best.indices[:count]])
+        assert (labels[b, count:] == -1).all()
+        assert (scores[b, count:] == -INF).all()
+        assert (labels[b, :, every.shape[1] :] == -1).all()
+
+
+@here_only
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_edges_and_expectations_against_enumeration(kind: int) -> None:
+    chain, _ = problem(2, 4, 3, kind, forbid=0.3, scale=2.0)
+    edges = gpu.edge_marginals(chain).cpu()
+    _, saved = gpu.forward(chain)
+    for other_kind in (0, 1, 2):
+        other, _ = problem(2, 4, 3, other_kind, seed=1)
+        other = other._replace(lengths=chain.lengths, emissions=other.emissions.nan_to_num())
+        if other_kind == 2:
+            other = other._replace(transitions=other.transitions.nan_to_num())
+        found = gpu.expectation(chain, saved, other)
+        for b in range(2):
+            every, totals = labellings(chain, b)
+            chances = totals.softmax(0)
+            assert_close(found[b], (chances * labellings(other, b)[1]).sum(), 3)
+            expected = torch.zeros(3, 3, 3, dtype=torch.float64)
+            for y, chance in zip(every.tolist(), chances, strict=True):
+                for t in range(len(y) - 1):
+                    expected[t, y[t], y[t + 1]] += chance
+            assert_close(edges[b], expected)
+
+
+@here_only
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_low_memory(kind: int) -> None:
+    chain, gold = problem(3, 10, 4, kind, scale=2.0)
+    saved = assert_right(chain, gold, low_memory=True)
+    assert saved.alphas.shape == (3, 3, 4)
+
+
+@here_only
+@pytest.mark.parametrize("kind", [0, 1])
+def test_chunks_make_one_walk(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_launch, "WARM_UP", 12)
+    chain, gold = problem(2, 31, 4, kind)
+    assert_right(chain, gold, method="chunked")
+    bare, _ = gpu.forward(chain, gold, method="chunked", keep=False)
+    assert_close(bare, gpu.forward(chain, gold, method="sequential")[0])
+
+
+@here_only
+@pytest.mark.parametrize("hindrance", ["memory", "risk"])
+def test_chunks_that_do_not_fit_are_walked_again(hindrance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_launch, "WARM_UP", 8)
+    chain, gold = problem(2, 30, 3, 0, scale=0.3, forbid=0.3 if hindrance == "risk" else 0.0)
+    if hindrance == "memory":  # a chain that stays where it is does not forget in eight steps
+        chain = chain._replace(transitions=5.0 * torch.eye(3, device=DEVICE))
+    assert_right(chain, gold, method="chunked")
+
+
+@here_only
+def test_the_oracle_can_fail() -> None:
+    chain, gold = problem(2, 5, 4, 0)
+    turned = chain._replace(transitions=chain.transitions.t().contiguous())
+    weights = torch.ones(2, device=DEVICE)
+    values, slopes = oracle(turned, weights, gold)
+    found, saved = gpu.forward(chain, gold)
+    assert (found.cpu() - values).abs().max() > 1e-2
+    assert (gpu.backward(chain, saved, weights, gold)[1].cpu() - slopes[1]).abs().max() > 1e-2
