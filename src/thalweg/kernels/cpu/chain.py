@@ -385,8 +385,9 @@ def top_k(chain: Chain, k: int) -> tuple[Tensor, Tensor]:
     scores = np.full((batch, k), -np.inf, a.emissions.dtype)
     labels = np.full((batch, k, steps), -1, np.int64)
     lists = np.empty((len(a.ranges), 2, size, most))
-    back = np.zeros((len(a.ranges), steps + 1, size, most, 2), np.int32)
-    run(chain_decode.k_best, a.ranges, *a[:5], scores[:, :most], labels[:, :most], lists, back)
+    back = np.zeros((len(a.ranges), steps + 1, 2, size, most), np.int32)
+    matrix = np.zeros((len(a.ranges), size + 1, size))
+    run(chain_decode.k_best, a.ranges, *a[:5], scores[:, :most], labels[:, :most], lists, back, matrix)
     return torch.from_numpy(scores), torch.from_numpy(labels)
 
 

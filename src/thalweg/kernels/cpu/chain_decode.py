@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from thalweg.kernels.cpu.chain_log import filtered
+from thalweg.kernels.cpu.chain_log import filtered, load_moves
 from thalweg.kernels.cpu.simd import add_row, max_row, sweep_max
 
 __all__ = ["best", "draw", "k_best", "sample_log", "sample_scaled"]
@@ -96,50 +96,60 @@ def _insert(value, label, rank, scores, labels, ranks, filled):
 
 
 @njit(**_options)
-def k_best(emissions, transitions, start, end, lengths, scores, labels, lists, back, part, low, high):
+def _merge(old, moves, size, scores, labels, ranks):
+    """The k best of ``old[i, rank] + moves[i]`` over i < size and all ranks, falling; the lists of ``old`` fall too."""
+    k = len(scores)
+    filled = 0
+    for r in range(k):
+        scores[r] = -np.inf
+    for i in range(size):
+        move = moves[i]
+        # One look at the head of a list settles most of them.
+        if filled == k and not old[i, 0] + move > scores[k - 1]:
+            continue
+        for rank in range(k):
+            value = old[i, rank] + move
+            if value == -np.inf or (filled == k and not value > scores[k - 1]):
+                break
+            filled = _insert(value, i, rank, scores, labels, ranks, filled)
+
+
+@njit(**_options)
+def k_best(emissions, transitions, start, end, lengths, scores, labels, lists, back, matrix, part, low, high):
     """The k highest scores (B, k) and labellings (B, k, T); missing ones -inf and -1.
 
     Each state keeps its k best partial scores in ``lists`` (parts, 2, C, k); where each came from is in ``back``
-    (parts, T + 1, C, k, 2). Sorted lists let most of the C k candidates of a state go unseen.
+    (parts, T + 1, 2, C, k): labels and ranks. ``matrix`` is (parts, C + 1, C); all scores are float64.
     """
     size = emissions.shape[2]
     k = scores.shape[1]
     for b in range(low, high):
         length = lengths[b]
-        old, new, origin = lists[part, 0], lists[part, 1], back[part]
+        old, new, origin, moves = lists[part, 0], lists[part, 1], back[part], matrix[part]
         for c in range(size):
-            old[c] = -np.inf
+            moves[size, c] = end[c]
+            for r in range(k):
+                old[c, r] = -np.inf
             old[c, 0] = np.float64(emissions[b, 0, c]) + start[c]
-        for t in range(1, length + 1):
-            last = t == length
-            for j in range(1 if last else size):
-                new[j] = -np.inf
-                filled = 0
-                for i in range(size):
-                    if last:
-                        move = np.float64(end[i])
-                    else:
-                        move = np.float64(
-                            transitions[
-                                b if len(transitions) > 1 else 0, t - 1 if transitions.shape[1] > 1 else 0, i, j
-                            ]
-                        )
-                        move += emissions[b, t, j]
-                    for rank in range(k):
-                        value = old[i, rank] + move
-                        if value == -np.inf or (filled == k and not value > new[j, k - 1]):
-                            break
-                        filled = _insert(value, i, rank, new[j], origin[t, j, :, 0], origin[t, j, :, 1], filled)
+        for t in range(1, length):
+            if t == 1 or transitions.shape[1] > 1:
+                load_moves(transitions, b, t - 1, size, moves, True)
+            for j in range(size):
+                _merge(old, moves[j], size, new[j], origin[t, 0, j], origin[t, 1, j])
+                for r in range(k):
+                    new[j, r] += emissions[b, t, j]
             old, new = new, old
+        _merge(old, moves[size], size, new[0], origin[length, 0, 0], origin[length, 1, 0])
         for r in range(k):
-            scores[b, r] = old[0, r]
-            labels[b, r] = -1
-            if old[0, r] > -np.inf:
-                label, rank = origin[length, 0, r, 0], origin[length, 0, r, 1]
+            scores[b, r] = new[0, r]
+            for t in range(labels.shape[2]):
+                labels[b, r, t] = -1
+            if new[0, r] > -np.inf:
+                label, rank = origin[length, 0, 0, r], origin[length, 1, 0, r]
                 for t in range(length - 1, -1, -1):
                     labels[b, r, t] = label
                     if t > 0:
-                        label, rank = origin[t, label, rank, 0], origin[t, label, rank, 1]
+                        label, rank = origin[t, 0, label, rank], origin[t, 1, label, rank]
                 scores[b, r] = _path_score(emissions, transitions, start, end, b, length, labels[b, r])
 
 

@@ -14,13 +14,13 @@ from numba import njit
 
 from thalweg.kernels.cpu.simd import log_sum_row, max_row
 
-__all__ = ["expectation", "filtered", "gradient", "partition"]
+__all__ = ["expectation", "filtered", "gradient", "load_moves", "partition"]
 
 _options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
 
 
 @njit(**_options)
-def _load(transitions, b, t, size, matrix, flipped):
+def load_moves(transitions, b, t, size, matrix, flipped):
     """The scores of step t -> t + 1 as float64 padded rows, as they are or transposed."""
     moves = transitions[b if len(transitions) > 1 else 0, t if transitions.shape[1] > 1 else 0]
     if flipped:
@@ -44,7 +44,7 @@ def filtered(emissions, transitions, start, lengths, b, rows, matrix, spare):
                 rows[0, c] = np.float64(emissions[b, 0, c]) + start[c]
         else:
             if t == 1 or transitions.shape[1] > 1:
-                _load(transitions, b, t - 1, size, matrix, True)
+                load_moves(transitions, b, t - 1, size, matrix, True)
             for c in range(size):
                 m, s = log_sum_row(matrix[c], rows[t - 1], size, spare)
                 rows[t, c] = emissions[b, t, c] + m + math.log(s) if s > 0 else -np.inf
@@ -102,14 +102,14 @@ def gradient(
         if filtered(emissions, transitions, start, lengths, b, alpha, moves, spare) == -np.inf:
             continue
         if length > 1 and transitions.shape[1] == 1:
-            _load(transitions, b, 0, size, moves, False)
+            load_moves(transitions, b, 0, size, moves, False)
         for c in range(size):
             beta[c] = end[c]
         out = d_moves[b if len(d_moves) == len(emissions) else part]
         for t in range(length - 1, -1, -1):
             if t < length - 1:
                 if transitions.shape[1] > 1:
-                    _load(transitions, b, t, size, moves, False)
+                    load_moves(transitions, b, t, size, moves, False)
                 for c in range(size):
                     ahead[c] = emissions[b, t + 1, c] + beta[c]
                 for i in range(size):
@@ -169,14 +169,14 @@ def expectation(
         if filtered(emissions, transitions, start, lengths, b, alpha, moves, spare) == -np.inf:
             continue
         if length > 1 and transitions.shape[1] == 1:
-            _load(transitions, b, 0, size, moves, False)
+            load_moves(transitions, b, 0, size, moves, False)
         for c in range(size):
             beta[c] = end[c]
         total = 0.0
         for t in range(length - 1, -1, -1):
             if t < length - 1:
                 if transitions.shape[1] > 1:
-                    _load(transitions, b, t, size, moves, False)
+                    load_moves(transitions, b, t, size, moves, False)
                 for c in range(size):
                     ahead[c] = emissions[b, t + 1, c] + beta[c]
                 for i in range(size):
