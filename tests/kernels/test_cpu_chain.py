@@ -277,3 +277,21 @@ def test_workers_of_a_data_loader_and_forks(two_threads: None) -> None:
     expected = [_loss(seed) for seed in range(4)]  # the parent's threads are running when it forks
     loaded = [float(x) for x in DataLoader(_Losses(), batch_size=None, num_workers=2, multiprocessing_context="fork")]
     assert loaded == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["shared", "sparse"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_path_lost_in_both_directions_is_noticed(kind: str, dtype: torch.dtype) -> None:
+    # Two labels that never meet. The second begins and ends so badly that forward and backward weights both lose it,
+    # but in between it gains, in steps too small to notice, more than it lost: it is the answer.
+    loss, gain = (100.0, 20.0) if dtype == torch.float32 else (800.0, 150.0)
+    second = torch.tensor([-loss] + [gain] * 12 + [-loss])
+    emissions = torch.stack([torch.zeros(14), second], -1).unsqueeze(0).to(dtype)
+    moves = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]], dtype=dtype)
+    none = torch.zeros(2, dtype=dtype)
+    transitions = SparseTransitions.of_dense(moves) if kind == "sparse" else moves
+    chain = Chain(emissions, transitions, none, none, torch.tensor([14]))
+    want = 12 * gain - 2 * loss
+    assert float(ops.log_partition(chain, backend="cpu")) == pytest.approx(want, rel=1e-6)
+    assert ops.marginals(chain, backend="cpu")[0, :, 1].tolist() == pytest.approx([1.0] * 14)
+    assert bool((ops.sample(chain, torch.full((2, 1, 14), 0.5, dtype=dtype), backend="cpu") == 1).all())

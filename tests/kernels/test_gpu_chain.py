@@ -49,6 +49,49 @@ def test_in_the_interpreter() -> None:
     assert " passed" in ran.stdout, ran.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("C", [5, 60, 128, 300])
+def test_kernels_compile_for_hopper(kind: int, dtype: torch.dtype, C: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every launch is compiled to machine code instead; no GPU is needed, and nothing is computed."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from thalweg.kernels.gpu import chain, chain_launch
+
+    names = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64", torch.int32: "*i32"}
+    compiled = set()
+
+    def compile_only(kernel, grid, *arguments, num_warps: int = 4, num_stages: int = 3, **constants) -> None:
+        signature = {
+            name: names[value.dtype] if isinstance(value, Tensor) else "i32"
+            for name, value in zip(kernel.arg_names, arguments, strict=False)
+        }
+        fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+        source = ASTSource(kernel, {**signature, **dict.fromkeys(constants, "constexpr")}, fixed)
+        options = {"num_warps": num_warps, "num_stages": num_stages}
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert made.metadata.shared < 227 * 1024, f"{kernel} wants {made.metadata.shared} bytes of shared memory"
+        compiled.add(kernel.__name__)
+
+    monkeypatch.setattr(chain, "launch", compile_only)
+    monkeypatch.setattr(chain_launch, "launch", compile_only)
+    monkeypatch.setattr(sys.modules[__name__], "DEVICE", "cpu")
+    made, gold = problem(2, 40, C, kind, dtype)
+    weights = torch.ones(2, dtype=dtype)
+    for method, keep, labels in (("chunked", True, gold), ("sequential", False, None), ("sequential", True, None)):
+        _, saved = chain.forward(made, labels, method=method, keep=keep)
+        if saved is not None:
+            chain.backward(made, saved, weights, labels)
+    chain.viterbi(made)
+    chain.sample(made, torch.rand(1, 2, 40))
+    assert {"prepare", "log_recurse", "log_posterior", "finish", "trace", "sample_back"} <= compiled
+    assert ({"recurse", "join", "posterior", "max_walk"} <= compiled) == (kind < 2 and C <= 128)
+
+
 # A plain log-space recursion in float64, one item at a time; its gradient is autograd's.
 
 

@@ -220,7 +220,12 @@ class LinearChain(Structure):
         values = ops.log_partition(
             self.potentials, gold=value.contiguous(), backend=self.backend, low_memory=self.low_memory
         )
-        return -self._feasible(values)
+        if self.checked:
+            host = values.tolist()  # the one time that anything waits for the device
+            if any(number != number or number == float("-inf") for number in host):
+                self._labels(value)  # a kernel may give NaN for a label out of range; here it gets its name
+                self._feasible(values)
+        return -values
 
     def cross_entropy(self, other: Structure) -> Tensor:
         """-E_p[log q(y)], (B,), infinite where p allows what q forbids; computed in float64, differentiable in both.

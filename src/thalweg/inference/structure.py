@@ -77,9 +77,9 @@ class Structure(Distribution):
         return self.cross_entropy(self)
 
     def _feasible(self, values: Tensor) -> Tensor:
-        """The values, if none is -inf."""
-        if self.checked and len(values) and float(values.detach().min()) == float("-inf"):
-            items = (values == float("-inf")).nonzero().flatten().tolist()
+        """The values, if none is -inf; one copy to the host, whatever the device."""
+        if self.checked and float("-inf") in (host := values.tolist()):
+            items = [item for item, value in enumerate(host) if value == float("-inf")]
             named = ", ".join(map(str, items[:8])) + (f" and {len(items) - 8} more" if len(items) > 8 else "")
             raise InfeasibleError(
                 f"every structure of batch item {named} has score -inf (items count from 0); relax its constraints"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg.errors import ShapeError
 from thalweg.kernels.cpu import chain_decode, chain_lanes, chain_log, chain_moments, chain_scaled
-from thalweg.kernels.cpu.chain_scaled import GROUP, SAFE_OVERLAP, SAFE_STEP, Scaled
+from thalweg.kernels.cpu.chain_scaled import FLOOR, GROUP, SAFE_GAP, SAFE_OVERLAP, Scaled
 from thalweg.kernels.cpu.emitter import LANES
 from thalweg.kernels.cpu.simd import padded
 from thalweg.kernels.cpu.threads import parts, run
@@ -112,30 +112,26 @@ def _filter(a: _Arrays, keep: bool, low_memory: bool, by_rows: bool = False) -> 
     if keep and not (low_memory or by_rows or scaled.risky) and (lanes := _lanes(a)):
         return _filter_lanes(a, scaled, lanes)
     every = math.isqrt(steps - 1) + 1 if low_memory and steps > 1 and not scaled.risky else 1
-    rows = -(-steps // every) if keep or scaled.risky else 0
+    rows = -(-steps // every) if keep else 0
     alpha = np.empty((batch, rows, a.width), dtype)
     log_z = np.empty(batch)
-    scratch = np.zeros((len(a.ranges), 4, a.width), dtype)
-    least = SAFE_STEP[dtype.char] if scaled.risky else 0.0
+    scratch = np.zeros((len(a.ranges), 6, a.width), dtype)
     run(
         chain_scaled.forward,
         a.ranges,
-        *(a.emissions, scaled.power, scaled.top, a.start, a.end, a.lengths, least, every, alpha, log_z, scratch),
+        *(a.emissions, scaled.power, scaled.top, a.start, a.end, a.lengths, every, alpha, log_z, scratch),
     )
     if scaled.risky:
-        least = SAFE_OVERLAP[dtype.char]
-        run(
-            chain_scaled.verify,
-            a.ranges,
-            a.emissions,
-            scaled.transposed,
-            a.end,
-            a.lengths,
-            least,
-            alpha,
-            log_z,
-            scratch,
-        )
+        kind = dtype.char
+        floor, gap, overlap = a.emissions.shape[2] * FLOOR[kind], SAFE_GAP[kind], SAFE_OVERLAP[kind]
+        ways = ((False, scaled.power, a.start, a.end), (True, scaled.transposed, a.end, a.start))
+        for backwards, matrix, opening, closing in ways[: 2 if keep else 1]:
+            run(
+                chain_scaled.bracket,
+                a.ranges,
+                *(a.emissions, matrix, scaled.top, opening, closing, a.lengths, backwards),
+                *(dtype.type(floor), gap, overlap, alpha, log_z, scratch),
+            )
     return Saved(a, scaled, alpha, log_z, every)
 
 

@@ -5,10 +5,10 @@ factor that undoes the scale of the step before. Scales go into float64 sums of 
 
 A state that falls below the smallest number is lost. With a finite A of range r a step shrinks the weights by exp(-r)
 at most, and the backward weights of any two states differ by exp(r) at most, so what is lost had a posterior below
-exp(2 r) times that smallest number, and nothing needs checking for r <= :data:`SAFE_RANGE`. Otherwise no step may
-shrink the weights below :data:`SAFE_STEP`, and :func:`verify` looks at every position: forward weights of sum 1 and
-backward weights whose step began at 1 must overlap by :data:`SAFE_OVERLAP`. What is lost then had a posterior
-below the smallest number over the product of the two. An item that fails is computed in the log domain instead.
+exp(2 r) times that smallest number, and nothing needs checking for r <= :data:`SAFE_RANGE`. Otherwise :func:`bracket`
+walks once more and raises every weight to a floor above all that can be lost: its log Z is too large where the first
+is too small, and if the two agree, nothing that matters was lost. It does so in both directions, since the backward
+weights are computed anew. An item that fails is computed in the log domain instead.
 """
 
 from __future__ import annotations
@@ -28,32 +28,36 @@ from thalweg.kernels.cpu.simd import (
     max_row,
     multiply_row,
     padded,
+    raise_row,
     scale_row,
     sweep_sum,
     write_product,
 )
 
 __all__ = [
+    "FLOOR",
     "GROUP",
+    "SAFE_GAP",
     "SAFE_OVERLAP",
     "SAFE_RANGE",
-    "SAFE_STEP",
     "Scaled",
+    "bracket",
     "finish",
     "first",
     "forward",
     "gradient",
     "path_scores",
     "prepare",
-    "verify",
 ]
 
 # By type of float: what its smallest number, 1e-38 or 1e-308, leaves room for.
 SAFE_RANGE = {"f": 25.0, "d": 200.0}
-# The least that a step may leave.
-SAFE_STEP = {"f": 1e-12, "d": 1e-100}
-# The least that forward and backward weights may share.
+# The least that forward and backward weights may share, for their products to stay in range.
 SAFE_OVERLAP = {"f": 1e-15, "d": 1e-100}
+# What a floor is for each label: above e^-87 and e^-708, where powers end.
+FLOOR = {"f": 4e-38, "d": 1e-307}
+# How far apart in log Z the two walks may be.
+SAFE_GAP = {"f": 1e-6, "d": 1e-12}
 # Steps whose moves are added up in one go: the sums are then read and written that much less often.
 GROUP = 16
 _options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
@@ -120,11 +124,11 @@ def first(emissions, start, b, size, sums, weights):
 
 
 @njit(**_options)
-def forward(emissions, power, top, start, end, lengths, least, every, alpha, log_z, scratch, part, low, high):
+def forward(emissions, power, top, start, end, lengths, every, alpha, log_z, scratch, part, low, high):
     """log Z in ``log_z``; forward weights of positions 0, every, 2 every, .. in ``alpha`` (B, rows, P) if it has rows.
 
-    The weights of a position add up to 1. An item whose weights shrink to ``least`` or below in one step gets NaN:
-    infeasible, or out of range. ``scratch`` is (parts, 4, P) of zeros. Time O(T C^2) an item.
+    The weights of a position add up to 1. An item whose weights vanish gets NaN: infeasible, or out of range.
+    ``scratch`` is (parts, 6, P) of zeros. Time O(T C^2) an item.
     """
     size = emissions.shape[2]
     before, after, weights, sums = scratch[part, 0], scratch[part, 1], scratch[part, 2], scratch[part, 3]
@@ -142,7 +146,7 @@ def forward(emissions, power, top, start, end, lengths, least, every, alpha, log
             scale_row(before, one / s, alpha[b, 0])
         for t in range(1, lengths[b]):
             m = max_row(emissions[b, t], size)
-            if not (m > -np.inf and s > least):
+            if not (m > -np.inf and s > 0):
                 total = -np.inf
                 break
             exp_row(emissions[b, t], size, m, weights)
@@ -158,7 +162,7 @@ def forward(emissions, power, top, start, end, lengths, least, every, alpha, log
                 scale_row(before, one / s, alpha[b, t // every])
                 due += every
         m = max_row(end, size)
-        if total == -np.inf or m == -np.inf or not s > least:
+        if total == -np.inf or m == -np.inf or not s > 0:
             continue
         exp_row(end, size, m, weights)
         s = dot(before, weights)
@@ -168,24 +172,64 @@ def forward(emissions, power, top, start, end, lengths, least, every, alpha, log
 
 
 @njit(**_options)
-def verify(emissions, transposed, end, lengths, least, alpha, log_z, scratch, part, low, high):
-    """Set ``log_z`` to NaN where forward and backward weights do not overlap enough at some position."""
+def bracket(
+    emissions, matrix, top, opening, closing, lengths, backwards, floor, gap, overlap, alpha, log_z, scratch,
+    part, low, high,
+):  # fmt: skip
+    """Set ``log_z`` to NaN where a walk with weights raised to ``floor`` ends higher than a plain one, by over ``gap``.
+
+    Forwards, ``matrix`` is the power of A, ``opening`` and ``closing`` are start and end, and the plain walk is that of
+    :func:`forward`; backwards, the transposed power, end and start, and the plain walk is made here: only then do both
+    round alike. Backwards, forward and backward weights must also share ``overlap`` at every position. ``scratch`` is
+    (parts, 6, P) of zeros.
+    """
     size = emissions.shape[2]
-    beta, weights = scratch[part, 0], scratch[part, 1]
+    raised, plain, after = scratch[part, 0], scratch[part, 1], scratch[part, 2]
+    weights, sums, last = scratch[part, 3], scratch[part, 4], scratch[part, 5]
     one = weights.dtype.type(1)
+    m_last = max_row(closing, size)
+    exp_row(closing, size, m_last, last)
     for b in range(low, high):
-        if math.isnan(log_z[b]):
-            continue
-        n = b if len(transposed) > 1 else 0
-        exp_row(end, size, max_row(end, size), beta)
-        for t in range(lengths[b] - 1, -1, -1):
-            if not dot(alpha[b, t], beta) >= least:
-                log_z[b] = np.nan
+        n = b if len(matrix) > 1 else 0
+        length = lengths[b]
+        s = s_plain = one
+        total = 0.0
+        scale = ratio = 1.0
+        for k in range(length):
+            if math.isnan(log_z[b]):
                 break
-            if t > 0:
-                exp_row(emissions[b, t], size, max_row(emissions[b, t], size), weights)
-                multiply_row(weights, beta, one / max_row(beta, size), weights)
-                sweep_sum(weights, transposed[n], size, beta)
+            t = length - 1 - k if backwards else k
+            if k == 0:
+                for c in range(size):
+                    sums[c] = emissions[b, t, c] + opening[c]
+                m = max_row(sums, size)
+                exp_row(sums, size, m, weights)
+                copy_row(weights, raised)
+                s_plain = scale_row(weights, one, plain)
+            else:
+                m = max_row(emissions[b, t], size)
+                exp_row(emissions[b, t], size, m, weights)
+                scale *= s
+                ratio *= s / s_plain
+                sweep_sum(raised, matrix[n], size, after)
+                multiply_row(weights, after, one / s, raised)
+                if backwards:
+                    sweep_sum(plain, matrix[n], size, after)
+                    if not dot(alpha[b, t], after) >= overlap * max_row(after, size):
+                        log_z[b] = np.nan
+                    s_plain = multiply_row(weights, after, one / s_plain, plain)
+            s = raise_row(raised, floor)
+            total += m
+            if not 1e-200 < scale < 1e200:
+                total += math.log(scale)
+                scale = 1.0
+        if backwards:
+            excess = math.log(ratio * (dot(raised, last) / dot(plain, last)))
+        else:
+            moved = (length - 1) * top[n] if length > 1 else 0.0
+            excess = total + moved + m_last + math.log(scale) + math.log(dot(raised, last)) - log_z[b]
+        if not excess <= gap:
+            log_z[b] = np.nan
 
 
 @njit(**_options)

@@ -25,6 +25,7 @@ __all__ = [
     "max_row",
     "multiply_row",
     "padded",
+    "raise_row",
     "scale_row",
     "sweep_max",
     "sweep_sum",
@@ -242,6 +243,25 @@ def write_product(typing_context, first, second, factor, count, out):
             b.store(product, emitter.at(out, place))
 
     return types.void(first, second, first.dtype, count, out), codegen
+
+
+@intrinsic
+def raise_row(typing_context, row, least):
+    """``row = max(row, least)`` over a padded row; returns its sum."""
+
+    def codegen(context, builder, signature, arguments):
+        emitter, b = Emitter(context, builder, signature.args[0].dtype), builder
+        pointer = emitter.data(signature.args[0], arguments[0])
+        least = emitter.splat(arguments[1], LANES)
+        total = emitter.variable(emitter.constant(0.0, LANES))
+        with emitter.loop(emitter.size(0), emitter.width_of(signature.args[0], arguments[0]), LANES) as place:
+            target = emitter.at(pointer, place)
+            value = emitter.larger(emitter.load(target, LANES), least)
+            emitter.store(value, target)
+            b.store(b.fadd(b.load(total), value), total)
+        return emitter.reduce(b.load(total), b.fadd)
+
+    return row.dtype(row, row.dtype), codegen
 
 
 @intrinsic

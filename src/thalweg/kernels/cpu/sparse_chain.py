@@ -15,8 +15,8 @@ from numba import njit
 from torch import Tensor
 
 from thalweg.kernels.cpu.chain_decode import draw
-from thalweg.kernels.cpu.chain_scaled import SAFE_OVERLAP, SAFE_STEP, first
-from thalweg.kernels.cpu.simd import dot, exp_row, max_row, multiply_row, padded, scale_row, write_product
+from thalweg.kernels.cpu.chain_scaled import FLOOR, SAFE_GAP, SAFE_OVERLAP, first
+from thalweg.kernels.cpu.simd import dot, exp_row, max_row, multiply_row, padded, raise_row, scale_row, write_product
 from thalweg.kernels.cpu.threads import parts, run
 from thalweg.kernels.potentials import Chain, SparseTransitions
 from thalweg.kernels.reference import sparse_chain as reference
@@ -72,7 +72,7 @@ def _gather(values, indices, offsets, power, size, out):
 
 
 @njit(**_options)
-def _forward(emissions, sources, into, power, top, start, end, lengths, least, alpha, log_z, scratch, part, low, high):
+def _forward(emissions, sources, into, power, top, start, end, lengths, alpha, log_z, scratch, part, low, high):
     """As the dense kernel; ``alpha`` (B, T, P) is always kept, for the verification."""
     size = emissions.shape[2]
     after, weights, sums = scratch[part, 0], scratch[part, 1], scratch[part, 2]
@@ -81,22 +81,22 @@ def _forward(emissions, sources, into, power, top, start, end, lengths, least, a
         log_z[b] = np.nan
         total = np.float64(first(emissions, start, b, size, sums, weights))
         s = scale_row(weights, one, alpha[b, 0])
-        if s > least:
+        if s > 0:
             total += math.log(s)
             scale_row(alpha[b, 0], one / s, alpha[b, 0])
         for t in range(1, lengths[b]):
             m = max_row(emissions[b, t], size)
-            if not (m > -np.inf and s > least):
+            if not (m > -np.inf and s > 0):
                 total = -np.inf
                 break
             exp_row(emissions[b, t], size, m, weights)
             _gather(alpha[b, t - 1], sources, into, power, size, after)
             s = multiply_row(weights, after, one, weights)
-            if s > least:
+            if s > 0:
                 total += m + top + math.log(s)
                 scale_row(weights, one / s, alpha[b, t])
         m = max_row(end, size)
-        if total == -np.inf or m == -np.inf or not s > least:
+        if total == -np.inf or m == -np.inf or not s > 0:
             continue
         exp_row(end, size, m, weights)
         s = dot(alpha[b, lengths[b] - 1], weights)
@@ -105,15 +105,56 @@ def _forward(emissions, sources, into, power, top, start, end, lengths, least, a
 
 
 @njit(**_options)
-def _backward(
-    emissions, sources, into, targets, out_of, power_out, end, lengths, least, alpha, log_z, weight, d_emissions,
-    d_edges, scratch, part, low, high,
+def _bracket(
+    emissions, indices, offsets, power, top, opening, closing, lengths, backwards, floor, gap, overlap, alpha, log_z,
+    scratch, part, low, high,
 ):  # fmt: skip
-    """The verification (no rows in ``d_edges``) or the gradient, (parts, E) before the factor exp(score - top)."""
+    """As the dense kernel of that name; the edges are those into each label forwards, those out of it backwards."""
+    size = emissions.shape[2]
+    raised, plain, after = scratch[part, 0], scratch[part, 1], scratch[part, 2]
+    weights, sums, last = scratch[part, 3], scratch[part, 4], scratch[part, 5]
+    one = weights.dtype.type(1)
+    m_last = max_row(closing, size)
+    exp_row(closing, size, m_last, last)
+    for b in range(low, high):
+        length = lengths[b]
+        s = s_plain = one
+        ratio = 1.0
+        for k in range(length):
+            if math.isnan(log_z[b]):
+                break
+            t = length - 1 - k if backwards else k
+            if k == 0:
+                for c in range(size):
+                    sums[c] = emissions[b, t, c] + opening[c]
+                exp_row(sums, size, max_row(sums, size), weights)
+                s = scale_row(weights, one, raised)
+                s_plain = scale_row(weights, one, plain)
+            else:
+                exp_row(emissions[b, t], size, max_row(emissions[b, t], size), weights)
+                _gather(raised, indices, offsets, power, size, after)
+                s = multiply_row(weights, after, one, raised)
+                _gather(plain, indices, offsets, power, size, after)
+                if backwards and not dot(alpha[b, t], after) >= overlap * max_row(after, size):
+                    log_z[b] = np.nan
+                s_plain = multiply_row(weights, after, one, plain)
+            ratio *= np.float64(s) / s_plain
+            scale_row(raised, one / s, raised)
+            scale_row(plain, one / s_plain, plain)
+            ratio *= raise_row(raised, floor)
+        if not math.log(ratio * (np.float64(dot(raised, last)) / dot(plain, last))) <= gap:
+            log_z[b] = np.nan
+
+
+@njit(**_options)
+def _backward(
+    emissions, sources, into, targets, out_of, power_out, end, lengths, alpha, log_z, weight, d_emissions, d_edges,
+    scratch, part, low, high,
+):  # fmt: skip
+    """Gradients in emissions, and in edges, (parts, E), before the factor exp(score - top)."""
     size = emissions.shape[2]
     beta, weights = scratch[part, 0], scratch[part, 1]
     one = weights.dtype.type(1)
-    verify = len(d_edges) == 0
     for b in range(low, high):
         if math.isnan(log_z[b]):
             continue
@@ -121,27 +162,21 @@ def _backward(
         for t in range(lengths[b] - 1, -1, -1):
             here = alpha[b, t]
             overlap = dot(here, beta)
-            if verify:
-                if not overlap >= least:
-                    log_z[b] = np.nan
-                    break
-            else:
-                factor = weight[b] / overlap
-                write_product(here, beta, factor, size, d_emissions[b, t])
-                if t < lengths[b] - 1:
-                    for c in range(size):
-                        share = weights[c] * factor
-                        if share != 0:
-                            for k in range(into[c], into[c + 1]):
-                                d_edges[part, k] += here[sources[k]] * share
+            factor = weight[b] / overlap
+            write_product(here, beta, factor, size, d_emissions[b, t])
+            if t < lengths[b] - 1:
+                for c in range(size):
+                    share = weights[c] * factor
+                    if share != 0:
+                        for k in range(into[c], into[c + 1]):
+                            d_edges[part, k] += here[sources[k]] * share
             if t > 0:
                 exp_row(emissions[b, t], size, max_row(emissions[b, t], size), weights)
-                multiply_row(weights, beta, one / (max_row(beta, size) if verify else overlap), weights)
+                multiply_row(weights, beta, one / overlap, weights)
                 _gather(weights, targets, out_of, power_out, size, beta)
-        if not verify:
-            for t in range(lengths[b], emissions.shape[1]):
-                for c in range(size):
-                    d_emissions[b, t, c] = 0
+        for t in range(lengths[b], emissions.shape[1]):
+            for c in range(size):
+                d_emissions[b, t, c] = 0
 
 
 @njit(**_options)
@@ -225,28 +260,18 @@ def _filter(chain: Chain) -> tuple[Saved, list[tuple[int, int]]]:
     alpha = np.empty((batch, steps, padded(size)), emissions.dtype)
     alpha[:, :, size:] = 0
     log_z = np.empty(batch)
-    scratch = np.zeros((len(ranges), 3, padded(size)), emissions.dtype)
-    least = SAFE_STEP[emissions.dtype.char]
-    run(_forward, ranges, emissions, *edges[:3], edges.top, start, end, lengths, least, alpha, log_z, scratch)
-    nothing = np.empty((0, len(edges.sources)))
-    least = SAFE_OVERLAP[emissions.dtype.char]
-    run(
-        _backward,
-        ranges,
-        *(
-            emissions,
-            edges.sources,
-            edges.into,
-            edges.targets,
-            edges.out_of,
-            edges.power_out,
-            end,
-            lengths,
-            least,
-            alpha,
-        ),
-        *(log_z, end, alpha, nothing, scratch),
-    )
+    kind = emissions.dtype.type
+    scratch = np.zeros((len(ranges), 6, padded(size)), kind)
+    run(_forward, ranges, emissions, *edges[:3], edges.top, start, end, lengths, alpha, log_z, scratch)
+    char = emissions.dtype.char
+    ways = ((False, *edges[:3], start, end), (True, *edges[3:6], end, start))
+    for backwards, indices, offsets, power, opening, closing in ways:
+        run(
+            _bracket,
+            ranges,
+            *(emissions, indices, offsets, power, edges.top, opening, closing, lengths, backwards),
+            *(kind(size * FLOOR[char]), SAFE_GAP[char], SAFE_OVERLAP[char], alpha, log_z, scratch),
+        )
     return Saved(edges, alpha, log_z), ranges
 
 
@@ -291,7 +316,7 @@ def backward(
     run(
         _backward,
         ranges,
-        *(emissions, edges.sources, edges.into, edges.targets, edges.out_of, edges.power_out, end, lengths, 0.0),
+        *(emissions, edges.sources, edges.into, edges.targets, edges.out_of, edges.power_out, end, lengths),
         *(saved.alpha, saved.log_z, weights.numpy(), d_emissions, d_edges, scratch),
     )
     by_label = torch.from_numpy(d_emissions)
