@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -70,7 +72,7 @@ class LinearChain(Structure):
     @property
     def lengths(self) -> Tensor:
         """(B,) int64."""
-        return self.potentials.lengths
+        return self.potentials.lengths.clone()  # what no one gave is shared by many chains
 
     @property
     def num_labels(self) -> int:
@@ -195,9 +197,9 @@ class LinearChain(Structure):
                 f"labels must be integers (..., B, T) with B = {batch} and T = {steps} as in `emissions`, "
                 f"got {tuple(value.shape)} {value.dtype}"
             )
-        value = value.to(device=self.lengths.device, dtype=torch.long)
+        value = value.to(device=self.potentials.lengths.device, dtype=torch.long)
         if look and self.checked and value.numel():
-            inside = torch.arange(steps, device=value.device) < self.lengths.unsqueeze(1)
+            inside = torch.arange(steps, device=value.device) < self.potentials.lengths.unsqueeze(1)
             wrong = ((value < lowest) | (value >= size)) & inside
             if bool(wrong.any()):
                 at = wrong.nonzero()[0].tolist()
@@ -220,11 +222,10 @@ class LinearChain(Structure):
         values = ops.log_partition(
             self.potentials, gold=value.contiguous(), backend=self.backend, low_memory=self.low_memory
         )
-        if self.checked:
-            host = values.tolist()  # the one time that anything waits for the device
-            if any(number != number or number == float("-inf") for number in host):
-                self._labels(value)  # a kernel may give NaN for a label out of range; here it gets its name
-                self._feasible(values)
+        # The one time that anything waits for the device. A sum is finite only if every term is.
+        if self.checked and not math.isfinite(float(values.detach().sum())):
+            self._labels(value)  # a kernel may give NaN for a label out of range; here it gets its name
+            self._feasible(values)
         return -values
 
     def cross_entropy(self, other: Structure) -> Tensor:
@@ -239,7 +240,7 @@ class LinearChain(Structure):
             raise ShapeError(
                 f"the other must be a LinearChain of shape {tuple(self.potentials.emissions.shape)}, got {got}"
             )
-        if self.checked and not torch.equal(self.lengths, other.lengths):
+        if self.checked and not torch.equal(self.potentials.lengths, other.potentials.lengths):
             raise ShapeError("both chains must have the same `lengths`")
         # log Z and the expected score are nearly equal and large: their difference needs the digits.
         p, q = _double(self.potentials), _double(other.potentials)
@@ -303,7 +304,7 @@ class LinearChain(Structure):
         """
         best, labels = self.marginals.detach().max(-1)
         labels = labels.masked_fill(best < threshold, otherwise)
-        inside = torch.arange(labels.shape[1], device=labels.device) < self.lengths.unsqueeze(1)
+        inside = torch.arange(labels.shape[1], device=labels.device) < self.potentials.lengths.unsqueeze(1)
         return labels.masked_fill(~inside, -1)
 
     def perturbed_mode(self, n: int = 1, *, scale: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
@@ -384,10 +385,16 @@ def _double(chain: Chain) -> Chain:
     return ops.with_inputs(chain, [x.double() for x in ops.inputs_of(chain)])
 
 
+@lru_cache(maxsize=64)
+def _whole(batch: int, steps: int, device: torch.device) -> Tensor:
+    """Lengths of items without padding; made once, since on a GPU a small kernel costs as much as a large one."""
+    return torch.full((batch,), steps, dtype=torch.long, device=device)
+
+
 def _lengths(lengths: Tensor | Sequence[int] | None, emissions: Tensor) -> Tensor:
     batch, steps, _ = emissions.shape
     if lengths is None:
-        return torch.full((batch,), steps, dtype=torch.long, device=emissions.device)
+        return _whole(batch, steps, emissions.device)
     lengths = torch.as_tensor(lengths)
     if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise ShapeError(

@@ -95,13 +95,23 @@ def _filter_lanes(a: _Arrays, scaled: Scaled, lanes: int) -> Saved:
     alpha = np.empty((-(-batch // lanes), steps, size, lanes), dtype)
     log_z = np.empty(len(alpha) * lanes)
     blocks, rows = np.zeros((len(groups), 3, size, lanes), dtype), np.zeros((len(groups), 3, lanes), dtype)
-    end, top = np.exp(a.end - a.end.max()), float(scaled.top[0])
+    most = a.end.max()
+    end, top = np.exp(a.end - most), float(scaled.top[0])
+    every = 16 if dtype.char == "f" else 2  # a scale is at least exp(-SAFE_RANGE)
+    lengths = _padded_lengths(a, len(log_z))
     run(
         chain_lanes.forward,
         groups,
-        *(a.emissions, scaled.transposed[0], top, a.start, end, a.lengths, alpha, log_z, blocks, rows),
+        *(a.emissions, scaled.transposed[0], top, a.start, end, lengths, every, alpha, log_z, blocks, rows),
     )
-    return Saved(a, scaled, alpha, log_z[:batch] + a.end.max(), 1)
+    return Saved(a, scaled, alpha, log_z[:batch] + most, 1)
+
+
+def _padded_lengths(a: _Arrays, count: int) -> np.ndarray:
+    """Lengths of the items of whole groups, those past the batch like the last."""
+    if count == len(a.lengths):
+        return a.lengths
+    return np.concatenate([a.lengths, np.full(count - len(a.lengths), a.lengths[-1])])
 
 
 def _filter(a: _Arrays, keep: bool, low_memory: bool, by_rows: bool = False) -> Saved:
@@ -254,15 +264,15 @@ def _posterior_lanes(
     groups = _groups(a, lanes)
     padded_weights = np.zeros(count * lanes, dtype)
     padded_weights[: len(weights)] = weights
-    blocks, rows = np.zeros((len(groups), 5, size, lanes), dtype), np.zeros((len(groups), 5, lanes), dtype)
+    blocks, rows = np.zeros((len(groups), 5, size, lanes), dtype), np.zeros((len(groups), 6, lanes), dtype)
     sums = np.zeros((len(groups), size, size, LANES), dtype)
     by_part = np.zeros((len(groups), size, size))
     end = np.exp(a.end - a.end.max())
     run(
         chain_lanes.backward,
         groups,
-        *(a.emissions, saved.scaled.power[0], a.start, end, a.lengths, saved.alpha, padded_weights, d_emissions),
-        *(by_part, blocks, rows, sums),
+        *(a.emissions, saved.scaled.power[0], a.start, end, _padded_lengths(a, count * lanes), saved.alpha),
+        *(padded_weights, d_emissions, by_part, blocks, rows, sums),
     )
     d_moves[0] += by_part.sum(0) * saved.scaled.power[0, :size, :size]
 

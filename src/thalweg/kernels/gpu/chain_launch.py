@@ -94,9 +94,34 @@ def dense(chain: Chain) -> Tensor:
     return chain.transitions
 
 
+_ready: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Start a Triton kernel; its own types say less than they seem to."""
-    kernel[grid](*arguments, **options)
+    """Start a Triton kernel.
+
+    Triton looks at every argument anew to find the compiled variant, which takes longer than a small kernel. What it
+    looks at is summed up in a key here, and the variant it found is started directly the next time.
+    """
+    if not hasattr(kernel, "device_caches"):  # the interpreter
+        kernel[grid](*arguments, **options)
+        return
+    device = torch.cuda.current_device()
+    looks = tuple(
+        (x.dtype, x.data_ptr() % 16 == 0) if isinstance(x, Tensor) else (x == 1, x % 16 == 0, x.bit_length() > 31)
+        for x in arguments
+    )
+    key = (kernel, device, looks, *options.values())
+    found = _ready.get(key)
+    if found is None:
+        compiled = kernel[grid](*arguments, **options)
+        constants = tuple(options[name] for name in kernel.arg_names[len(arguments) :])
+        _ready[key] = compiled, constants
+        return
+    compiled, constants = found
+    sizes = (*grid, 1, 1)[:3]
+    stream = torch.cuda.current_stream(device).cuda_stream
+    compiled.run(*sizes, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments, *constants)
 
 
 def plan_of(chain: Chain, method: str = "auto") -> Plan:
