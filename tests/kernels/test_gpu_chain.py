@@ -469,3 +469,31 @@ def test_the_oracle_can_fail() -> None:
     found, saved = gpu.forward(chain, gold)
     assert (found.cpu() - values).abs().max() > 1e-2
     assert (gpu.backward(chain, saved, weights, gold)[1].cpu() - slopes[1]).abs().max() > 1e-2
+
+
+@here_only
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_first_emission_far_above_its_start_score(dtype: torch.dtype) -> None:
+    # exp(e_1 - m_1) without the start score overflows: it must not meet the sums over moves.
+    y = torch.tensor([[2, 0, 1, 1]], device=DEVICE)
+    low = torch.full((3,), -1e4, dtype=dtype, device=DEVICE)
+    emissions = low.expand(1, 4, 3).scatter(2, y.unsqueeze(-1), 1e4)
+    chain = Chain(emissions, low.expand(3, 3).contiguous(), low, low, torch.tensor([4], device=DEVICE))
+    values, saved = gpu.forward(chain)
+    assert values.tolist() == [-1e4]
+    _, moves, start, end = gpu.backward(chain, saved, torch.ones(1, dtype=dtype, device=DEVICE))
+    assert moves.tolist() == [[0, 1, 0], [0, 1, 0], [1, 0, 0]]
+    assert (start.tolist(), end.tolist()) == ([0, 0, 1], [0, 1, 0])
+    assert gpu.expectation(chain, None, chain).tolist() == [-1e4]
+
+
+@here_only
+@pytest.mark.parametrize("label", [-1, 5, 10**12])
+def test_a_label_out_of_range_is_not_looked_up(label: int) -> None:
+    chain, gold = problem(3, 6, 5, 0, torch.float64)
+    expected = gpu.forward(chain, gold)[0]
+    wrong = gold.clone()
+    wrong[1, 0] = label
+    values = gpu.forward(chain, wrong)[0]
+    assert values.isnan().tolist() == [False, True, False]
+    assert torch.equal(values[::2], expected[::2])

@@ -33,7 +33,8 @@ class LinearChain(Structure):
         lengths: ``(B,)`` with 1 <= length <= T; all T when not given. What lies past a length counts for nothing.
         backend: ``"auto"`` picks compiled kernels for the device; ``"reference"`` is plain PyTorch, ``"scan"`` the same
             by semiring matrix products in O(log T) depth; ``"cpu"`` and ``"gpu"`` insist on the kernels.
-        low_memory: keep O(B sqrt(T) C) between forward and backward instead of O(B T C), for a third more time.
+        low_memory: keep O(B sqrt(T) C) between forward and backward instead of O(B T C), at the price of walking
+            forward twice; with dense transitions that do not differ by step and without -inf.
         validate_args: check labels and feasibility (on by default); off, nothing waits for the GPU.
 
     A score of -inf forbids; gradients stay finite. Time O(B T C^2). Lafferty et al. (2001).
@@ -92,6 +93,10 @@ class LinearChain(Structure):
         if self.checked and self._may_be_infeasible():
             with torch.no_grad():
                 _ = self.log_partition
+
+    def _with_lengths(self, lengths: Tensor | None) -> LinearChain:
+        """The same scores with other lengths, known to fit: nothing is checked, nothing waits for a GPU."""
+        return self if lengths is None else self._like(self.potentials._replace(lengths=lengths))
 
     def _like(self, chain: Chain) -> LinearChain:
         other = object.__new__(type(self))
@@ -219,14 +224,14 @@ class LinearChain(Structure):
         value = self._labels(value, look=value.dim() > 2 or not getattr(kernels, "checks_labels", False))
         if value.dim() > 2 or ("log_partition" in self._kept and not ops.carries_graph(self.potentials)):
             return ops.score(self.potentials, value) - self.log_partition
-        values = ops.log_partition(
-            self.potentials, gold=value.contiguous(), backend=self.backend, low_memory=self.low_memory
+        values = ops.log_likelihood(
+            self.potentials, value.contiguous(), backend=self.backend, low_memory=self.low_memory
         )
         # The one time that anything waits for the device. A sum is finite only if every term is.
         if self.checked and not math.isfinite(float(values.detach().sum())):
             self._labels(value)  # a kernel may give NaN for a label out of range; here it gets its name
-            self._feasible(values)
-        return -values
+            self._feasible(-values)
+        return values
 
     def cross_entropy(self, other: Structure) -> Tensor:
         """-E_p[log q(y)], (B,), infinite where p allows what q forbids; computed in float64, differentiable in both.

@@ -22,6 +22,7 @@ __all__ = [
     "edge_marginals",
     "expectation",
     "inputs_of",
+    "log_likelihood",
     "log_partition",
     "marginals",
     "sample",
@@ -89,7 +90,7 @@ def _aliases(inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Value(torch.autograd.Function):
-    """log Z, or log Z - score(gold), by a kernel; (B,)."""
+    """log Z, or score(gold) - log Z, by a kernel; (B,)."""
 
     @staticmethod
     def forward(ctx: Any, kernels: ModuleType, chain: Chain, gold: Tensor | None, low_memory: bool, *inputs: Tensor):
@@ -99,15 +100,17 @@ class _Value(torch.autograd.Function):
         if keep:
             ctx.save_for_backward(*inputs)
             ctx.rest = kernels, chain, plain, gold, saved
-        return values
+        return values if gold is None else values.neg_()
 
     @staticmethod
     def backward(ctx: Any, *weights: Tensor):
         kernels, chain, plain, gold, saved = ctx.rest
+        # The kernels take the gradient of log Z - score(gold).
+        share = weights[0] if gold is None else -weights[0]
         if torch.is_grad_enabled():
-            gradients = _Gradient.apply(kernels, chain, gold, saved, weights[0], *ctx.saved_tensors)
+            gradients = _Gradient.apply(kernels, chain, gold, saved, share, *ctx.saved_tensors)
         else:
-            gradients = kernels.backward(plain, saved, weights[0].contiguous(), gold)
+            gradients = kernels.backward(plain, saved, share.contiguous(), gold)
         return (None, None, None, None, *gradients)  # type: ignore[misc]
 
 
@@ -168,22 +171,35 @@ class _Expectation(torch.autograd.Function):
         return (None, None, None, *(next(found) if needed else None for needed in ctx.needs_input_grad[3:]))
 
 
-def log_partition(
-    chain: Chain, *, gold: Tensor | None = None, backend: str = "auto", low_memory: bool = False
-) -> Tensor:
-    """log Z of each item, or log Z - score(gold) with ``gold`` (B, T): the negative log-likelihood; (B,).
-
-    Items without a feasible labelling give -inf. Differentiable to any order.
+def log_partition(chain: Chain, *, backend: str = "auto", low_memory: bool = False) -> Tensor:
+    """log Z of each item, (B,), -inf for one without a feasible labelling; differentiable to any order.
 
     >>> chain = Chain(torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([3]))
     >>> log_partition(chain).exp()
     tensor([8.])
     """
+    return _value(chain, None, backend, low_memory)
+
+
+def log_likelihood(chain: Chain, gold: Tensor, *, backend: str = "auto", low_memory: bool = False) -> Tensor:
+    """score(gold) - log Z of each item, with gold (B, T); (B,), in one pass and with the digits of float64.
+
+    +inf stands for an item without a feasible labelling; the compiled kernels check the labels: one out of range is a
+    ShapeError on the CPU and gives NaN on the GPU.
+
+    >>> chain = Chain(torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([3]))
+    >>> log_likelihood(chain, torch.zeros(1, 3, dtype=torch.long)).exp()
+    tensor([0.1250])
+    """
+    return _value(chain, gold, backend, low_memory)
+
+
+def _value(chain: Chain, gold: Tensor | None, backend: str, low_memory: bool) -> Tensor:
     kernels = chain_kernels(backend, chain)
     if kernels is None:
-        return _reference_value(
-            chain, gold, "scan" if backend == "scan" else "loop" if backend == "reference" else "auto"
-        )
+        method = {"scan": "scan", "reference": "loop"}.get(backend, "auto")
+        value = _reference_value(chain, gold, method)
+        return value if gold is None else -value
     return _Value.apply(kernels, chain, gold, low_memory, *inputs_of(chain))  # type: ignore[return-value]
 
 

@@ -175,8 +175,8 @@ class CRF(nn.Module):
         """
         with torch.no_grad():
             chain, _ = self._chain(emissions, mask)
-            lengths = chain.lengths.tolist()
-            return [row[:length] for row, length in zip(chain.mode.tolist(), lengths, strict=True)]
+            # -1 marks the end of a row; asking for the lengths would wait for a GPU once more.
+            return [row[: row.index(-1)] if row[-1] < 0 else row for row in chain.mode.tolist()]
 
     def marginals(self, emissions: Tensor, mask: Tensor | None = None) -> Tensor:
         """p(y_t = c | emissions) in the shape of ``emissions``; 0 where the mask is off; differentiable.
@@ -256,11 +256,10 @@ class CRF(nn.Module):
             transitions,
             start=start,
             end=end,
-            lengths=kept.lengths,
             backend=self.backend,
             low_memory=self.low_memory,
         )
-        return chain, kept
+        return chain._with_lengths(kept.lengths), kept
 
     def _kept(self, emissions: Tensor, mask: Tensor | None) -> _Kept:
         if mask is None:
@@ -272,15 +271,17 @@ class CRF(nn.Module):
             )
         mask = self._batch_first(mask.to(device=emissions.device, dtype=torch.bool))
         lengths = mask.sum(1)
-        empty, gaps = lengths == 0, mask[:, 1:] & ~mask[:, :-1]
-        found = torch.stack([empty.any(), gaps.any()]).tolist()  # one wait for the device, not two
-        if found[0]:
-            item = int(empty.nonzero()[0])
+        gaps = (mask[:, 1:] > mask[:, :-1]).any()
+        least, gap = torch.stack([lengths.amin(), gaps]).tolist() if len(mask) else (1, 0)  # one wait for the device
+        if least == 0:
+            item = int((lengths == 0).nonzero()[0])
             raise ShapeError(
                 f"`mask` must keep at least one position of each item, got none for batch item {item}; "
                 "leave that item out"
             )
-        return _Kept(lengths, (~mask).to(torch.uint8).argsort(dim=1, stable=True) if found[1] else None)
+        if least == mask.shape[1]:
+            return _Kept(None, None)  # all is kept
+        return _Kept(lengths, (~mask).to(torch.uint8).argsort(dim=1, stable=True) if gap else None)
 
     def _explain(self, chain: LinearChain, kept: _Kept, tags: Tensor, values: Tensor) -> None:
         """Raise if the constraints are why a tag sequence has probability 0; scores of -inf have their own reasons."""
