@@ -205,16 +205,16 @@ def backward(
     d_emissions = np.empty_like(a.emissions)
     # Sums over the batch are taken in float64: many small terms into one large sum.
     d_moves = np.zeros((count, 1, size, size)) if shared else np.zeros(a.transitions.shape, dtype)
-    d_start, d_end = np.zeros((2, count, size))
+    d_start, d_end = np.zeros((2, size))
     _posteriors(a, saved, factor, d_emissions, d_moves)
     labels = _NO_GOLD if gold is None else gold.numpy()
-    run(chain_scaled.finish, a.ranges, labels, a.lengths, factor, shared, d_emissions, d_moves, d_start, d_end)
+    chain_scaled.finish(labels, a.lengths, factor, shared, d_emissions, d_moves, d_start, d_end)
     d_transitions = d_moves.sum((0, 1)).astype(dtype) if shared else d_moves
     return (
         torch.from_numpy(d_emissions),
         torch.from_numpy(d_transitions).view(chain.transitions.shape),  # type: ignore[union-attr]
-        torch.from_numpy(d_start.sum(0).astype(dtype)),
-        torch.from_numpy(d_end.sum(0).astype(dtype)),
+        torch.from_numpy(d_start.astype(dtype)),
+        torch.from_numpy(d_end.astype(dtype)),
     )
 
 
@@ -225,14 +225,23 @@ def _posteriors(a: _Arrays, saved: Saved, weights: np.ndarray, d_emissions: np.n
         _posterior_lanes(a, saved, np.where(chosen, 0, weights), d_emissions, d_moves[:, 0])
     elif saved.scaled is not None and not chosen.all():
         count, width, dtype = len(a.ranges), a.width, a.emissions.dtype
-        scratch = np.zeros((count, 4 + 2 * GROUP + width, width), dtype)
-        rows = np.zeros((count, saved.every if saved.every > 1 else 0, width), dtype)
-        run(
-            chain_scaled.gradient,
-            a.ranges,
-            *(a.emissions, saved.scaled.power, saved.scaled.transposed, a.end, a.lengths, saved.every, saved.alpha),
-            *(saved.log_z, weights, d_emissions, d_moves[:, 0], scratch, rows),
-        )
+        scratch = np.zeros((count, 2 + 2 * GROUP + width, width), dtype)
+        power, transposed = saved.scaled.power, saved.scaled.transposed
+        if saved.every == 1:
+            run(
+                chain_scaled.gradient,
+                a.ranges,
+                *(a.emissions, power, transposed, a.end, a.lengths, saved.alpha, saved.log_z),
+                *(weights, d_emissions, d_moves[:, 0], scratch),
+            )
+        else:
+            rows = np.zeros((count, saved.every + 2, width), dtype)
+            run(
+                chain_scaled.gradient_refilled,
+                a.ranges,
+                *(a.emissions, power, transposed, a.end, a.lengths, saved.every, saved.alpha, saved.log_z),
+                *(weights, d_emissions, d_moves[:, 0], scratch, rows),
+            )
     if chosen.any():
         rows, matrix = a.log_scratch(4, 2)
         run(

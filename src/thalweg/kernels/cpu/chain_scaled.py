@@ -46,8 +46,8 @@ __all__ = [
     "first",
     "forward",
     "gradient",
+    "gradient_refilled",
     "path_scores",
-    "prepare",
 ]
 
 # By type of float: what its smallest number, 1e-38 or 1e-308, leaves room for.
@@ -77,39 +77,17 @@ class Scaled:
     def __init__(self, transitions: np.ndarray, end: np.ndarray):
         count, size, _ = transitions.shape
         width = padded(size)
+        top = transitions.max((1, 2))
+        safe = SAFE_RANGE[transitions.dtype.char]
+        # Negated comparisons, so that an infinite range and the NaN of two infinities count as risky.
+        with np.errstate(invalid="ignore"):
+            self.risky = not (top.max() - transitions.min() <= safe and end.max() - end.min() <= safe)
+        if self.risky:
+            top[np.isneginf(top)] = 0  # a matrix of -inf alone has no power: its items go to the log domain
+        self.top = top.astype(np.float64)
         self.power, self.transposed = np.zeros((2, count, width, width), transitions.dtype)
-        self.top = np.empty(count)
-        self.risky = prepare(
-            transitions, end, SAFE_RANGE[transitions.dtype.char], self.power, self.transposed, self.top
-        )
-
-
-@njit(**_options)
-def prepare(transitions, end, safe, power, transposed, top):
-    """exp(A - max A), its transpose and max A; returns whether a range is out of bounds."""
-    count, size, _ = transitions.shape
-    # Negated comparisons, so that an infinite range and the NaN of two infinities count as risky.
-    least = end[0]
-    for c in range(size):
-        least = min(least, end[c])
-    risky = not max_row(end, size) - least <= safe
-    for n in range(count):
-        high = transitions[n, 0, 0]
-        low = high
-        for i in range(size):
-            for j in range(size):
-                high = max(high, transitions[n, i, j])
-                low = min(low, transitions[n, i, j])
-        risky = risky or not high - low <= safe
-        top[n] = high
-        if high == -np.inf:  # no power: its items go to the log domain
-            top[n] = 0
-            continue
-        for i in range(size):
-            exp_row(transitions[n, i], size, high, power[n, i])
-            for j in range(size):
-                transposed[n, j, i] = power[n, i, j]
-    return risky
+        np.exp(transitions - top.reshape(-1, 1, 1), out=self.power[:, :size, :size])
+        self.transposed[:, :size, :size] = self.power[:, :size, :size].transpose(0, 2, 1)
 
 
 @njit(**_options)
@@ -233,89 +211,101 @@ def bracket(
 
 
 @njit(**_options)
-def _refill(emissions, power, begin, stop, b, after, weights, rows):
-    """The forward weights of positions begin + 1..stop-1 from that of ``begin`` in ``rows[0]``."""
+def _walk_back(emissions, transposed, b, length, begin, stop, rows, factor, d_emissions, scratch):
+    """Backward over positions stop-1..begin with their forward weights in ``rows``; see :func:`gradient`.
+
+    Between calls ``scratch[0]`` holds the backward weights of ``stop - 1`` and ``scratch[1]`` what they were made of.
+    """
     size = emissions.shape[2]
+    beta, weights = scratch[0], scratch[1]
+    left, right = scratch[2 : 2 + GROUP], scratch[2 + GROUP : 2 + 2 * GROUP]
+    moves = scratch[2 + 2 * GROUP :]
     one = weights.dtype.type(1)
-    for t in range(begin + 1, stop):
-        exp_row(emissions[b, t], size, max_row(emissions[b, t], size), weights)
-        sweep_sum(rows[t - begin - 1], power, size, after)
-        s = multiply_row(weights, after, one, weights)
-        scale_row(weights, one / s, rows[t - begin])
+    filled = 0
+    for t in range(stop - 1, begin - 1, -1):
+        here = rows[t - begin]
+        inverse = one / dot(here, beta)
+        if t < length - 1:
+            # `weights` still holds exp(e_t+1) times the backward weights of t + 1, and `beta` its product with A.
+            copy_row(here, left[filled])
+            scale_row(weights, inverse * factor, right[filled])
+            filled += 1
+            if filled == GROUP:
+                add_outer(left, right, filled, moves)
+                filled = 0
+        write_product(here, beta, inverse * factor, size, d_emissions[b, t])
+        if t > 0:
+            exp_row(emissions[b, t], size, max_row(emissions[b, t], size), weights)
+            multiply_row(weights, beta, inverse, weights)
+            sweep_sum(weights, transposed, size, beta)
+    add_outer(left, right, filled, moves)
+
+
+@njit(**_options)
+def _settle(power, length, b, out, d_emissions, moves):
+    """The sums over moves into ``out`` (C, C), zeros past the length."""
+    size = d_emissions.shape[2]
+    for i in range(size):
+        for j in range(size):
+            out[i, j] += moves[i, j] * power[i, j]
+    for t in range(length, d_emissions.shape[1]):
+        for c in range(size):
+            d_emissions[b, t, c] = 0
 
 
 @njit(**_options)
 def gradient(
-    emissions,
-    power,
-    transposed,
-    end,
-    lengths,
-    every,
-    alpha,
-    log_z,
-    weight,
-    d_emissions,
-    d_moves,
-    scratch,
-    rows,
-    part,
-    low,
-    high,
+    emissions, power, transposed, end, lengths, alpha, log_z, weight, d_emissions, d_moves, scratch, part, low, high
 ):
     """Posterior weights of labels into ``d_emissions``, of moves into ``d_moves``, each times the item's weight.
 
     ``d_moves`` is float64 (parts, C, C) for shared transitions, summed over the items of a part, else (B, C, C).
-    Items with ``log_z`` NaN are left alone. ``scratch`` is (parts, 4 + 2 GROUP + P, P) of zeros; ``rows``
-    (parts, every, P) takes recomputed forward weights if ``every`` exceeds 1.
+    Items with ``log_z`` NaN are left alone. ``scratch`` is (parts, 2 + 2 GROUP + P, P) of zeros.
     """
     size = emissions.shape[2]
-    steps = emissions.shape[1]
-    beta, after, weights, spare = scratch[part, 0], scratch[part, 1], scratch[part, 2], scratch[part, 3]
-    left, right = scratch[part, 4 : 4 + GROUP], scratch[part, 4 + GROUP : 4 + 2 * GROUP]
-    moves = scratch[part, 4 + 2 * GROUP :]
-    one = weights.dtype.type(1)
-    nothing = weights.dtype.type(0)
+    for b in range(low, high):
+        if not math.isnan(log_z[b]):
+            n = b if len(power) > 1 else 0
+            room = scratch[part]
+            moves = room[2 + 2 * GROUP :]
+            fill_rows(moves, moves.dtype.type(0))
+            exp_row(end, size, max_row(end, size), room[0])
+            _walk_back(emissions, transposed[n], b, lengths[b], 0, lengths[b], alpha[b], weight[b], d_emissions, room)
+            _settle(power[n], lengths[b], b, d_moves[b if len(power) > 1 else part], d_emissions, moves)
+
+
+@njit(**_options)
+def gradient_refilled(
+    emissions, power, transposed, end, lengths, every, alpha, log_z, weight, d_emissions, d_moves, scratch, rows, part,
+    low, high,
+):  # fmt: skip
+    """As :func:`gradient`, where ``alpha`` has the forward weights of every so-manieth position alone.
+
+    Those in between are computed again, one stretch at a time, into ``rows`` (parts, every + 2, P).
+    """
+    size = emissions.shape[2]
     for b in range(low, high):
         if math.isnan(log_z[b]):
             continue
         n = b if len(power) > 1 else 0
-        length = lengths[b]
-        factor = weight[b]
-        fill_rows(moves, nothing)
-        exp_row(end, size, max_row(end, size), beta)
-        filled = 0
-        begin = length  # the first position whose forward weights are at hand
-        for t in range(length - 1, -1, -1):
-            here = alpha[b, t // every]
-            if every > 1:
-                if t < begin:
-                    begin = t // every * every
-                    copy_row(here, rows[part, 0])
-                    _refill(emissions, power[n], begin, t + 1, b, after, spare, rows[part])
-                here = rows[part, t - begin]
-            inverse = one / dot(here, beta)
-            if t < length - 1:
-                # `weights` still holds exp(e_t+1) times the backward weights of t + 1, and `beta` its product with A.
-                copy_row(here, left[filled])
-                scale_row(weights, inverse * factor, right[filled])
-                filled += 1
-                if filled == GROUP:
-                    add_outer(left, right, filled, moves)
-                    filled = 0
-            write_product(here, beta, inverse * factor, size, d_emissions[b, t])
-            if t > 0:
+        room = scratch[part]
+        own, after, weights = rows[part], rows[part, -1], rows[part, -2]
+        moves = room[2 + 2 * GROUP :]
+        one = moves.dtype.type(1)
+        fill_rows(moves, moves.dtype.type(0))
+        exp_row(end, size, max_row(end, size), room[0])
+        stop = lengths[b]
+        while stop > 0:
+            begin = (stop - 1) // every * every
+            copy_row(alpha[b, begin // every], own[0])
+            for t in range(begin + 1, stop):
                 exp_row(emissions[b, t], size, max_row(emissions[b, t], size), weights)
-                multiply_row(weights, beta, inverse, weights)
-                sweep_sum(weights, transposed[n], size, beta)
-        add_outer(left, right, filled, moves)
-        out = d_moves[b if len(d_moves) == len(emissions) and len(power) > 1 else part]
-        for i in range(size):
-            for j in range(size):
-                out[i, j] += moves[i, j] * power[n, i, j]
-        for t in range(length, steps):
-            for c in range(size):
-                d_emissions[b, t, c] = 0
+                sweep_sum(own[t - begin - 1], power[n], size, after)
+                s = multiply_row(weights, after, one, weights)
+                scale_row(weights, one / s, own[t - begin])
+            _walk_back(emissions, transposed[n], b, lengths[b], begin, stop, own, weight[b], d_emissions, room)
+            stop = begin
+        _settle(power[n], lengths[b], b, d_moves[b if len(power) > 1 else part], d_emissions, moves)
 
 
 @njit(**_options)
@@ -342,18 +332,17 @@ def path_scores(emissions, transitions, start, end, lengths, labels, scores):
 
 
 @njit(**_options)
-def finish(gold, lengths, weight, shared, d_emissions, d_moves, d_start, d_end, part, low, high):
+def finish(gold, lengths, weight, shared, d_emissions, d_moves, d_start, d_end):
     """Take each item's weight off its gold labelling (if ``gold`` has columns); sum up what start and end get."""
     size = d_emissions.shape[2]
-    for b in range(low, high):
+    for b in range(len(lengths)):
         length = lengths[b]
         if gold.shape[1] > 0:
             for t in range(length):
                 d_emissions[b, t, gold[b, t]] -= weight[b]
                 if t > 0:
-                    d_moves[
-                        part if shared else b, t - 1 if d_moves.shape[1] > 1 else 0, gold[b, t - 1], gold[b, t]
-                    ] -= weight[b]
+                    step = t - 1 if d_moves.shape[1] > 1 else 0
+                    d_moves[0 if shared else b, step, gold[b, t - 1], gold[b, t]] -= weight[b]
         for c in range(size):
-            d_start[part, c] += d_emissions[b, 0, c]
-            d_end[part, c] += d_emissions[b, length - 1, c]
+            d_start[c] += d_emissions[b, 0, c]
+            d_end[c] += d_emissions[b, length - 1, c]
