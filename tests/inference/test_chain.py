@@ -333,3 +333,14 @@ def test_posterior_threshold():
     assert kept == {True, False}
     even = LinearChain(torch.zeros(1, 2, 2), torch.zeros(2, 2))
     assert even.posterior_threshold(0.5).tolist() == [[0, 0]]  # the threshold itself is enough
+
+
+def test_checks_stay_on_whatever_torch_is_told():
+    # torch.compile switches off the validation of all distributions in the process.
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        with pytest.raises(InfeasibleError, match="batch item 0"):
+            _ = LinearChain(torch.full((1, 2, 2), -math.inf), torch.zeros(2, 2)).mode
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)

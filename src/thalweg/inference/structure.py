@@ -30,7 +30,8 @@ class Structure(Distribution):
 
     def __init__(self, batch_shape: torch.Size, event_shape: torch.Size, *, validate_args: bool | None = None):
         super().__init__(batch_shape, event_shape, validate_args=False)
-        self.checked = Distribution._validate_args if validate_args is None else validate_args
+        # Not torch's own default: torch.compile turns that off for the whole process.
+        self.checked = validate_args is None or validate_args
 
     @property
     def log_partition(self) -> Tensor:

@@ -14,13 +14,14 @@ import numpy as np
 from numba import njit
 
 from thalweg.kernels.cpu.emitter import LANES
-from thalweg.kernels.cpu.simd import fill_rows, sweep_sum
+from thalweg.kernels.cpu.simd import fill_rows
 from thalweg.kernels.cpu.simd_lanes import (
-    add_products,
     exp_lanes,
     from_lanes,
     larger_lanes,
+    mix_lanes,
     multiply_lanes,
+    outer_lanes,
     to_lanes,
 )
 
@@ -88,8 +89,7 @@ def forward(emissions, flipped, top, start, end, lengths, every, alpha, log_z, b
             _powers(emissions, start, first, t, block, most, weights)
             now = alpha[g, t]
             if t > 0:
-                for c in range(size):
-                    sweep_sum(flipped[c], alpha[g, t - 1], size, after[c])
+                mix_lanes(flipped, alpha[g, t - 1], size, after)
             else:
                 fill_rows(after, one)
             fill_rows(total, nothing)
@@ -159,8 +159,7 @@ def backward(
                     d_emissions[b, t, c] = 0
         for t in range(last - 1, -1, -1):
             now = alpha[g, t]
-            for c in range(size):
-                sweep_sum(power[c], ahead, size, beta[c])
+            mix_lanes(power, ahead, size, beta)
             if t >= least - 1:
                 for lane in range(lanes):
                     if t == lengths[first + lane] - 1:
@@ -181,8 +180,7 @@ def backward(
             for c in range(size):
                 multiply_lanes(block[c], ones, factor, block[c], spare)
                 multiply_lanes(ahead[c], ones, factor, share[c], spare)
-            for c in range(size):
-                add_products(now[c], share, size, sums[part, c])
+            outer_lanes(now, share, size, sums[part])
             _write(block, d_emissions, first, t)
             if t > 0:
                 _powers(emissions, start, first, t, block, most, weights)

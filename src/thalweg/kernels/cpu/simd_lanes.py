@@ -9,7 +9,7 @@ from numba import types
 
 from thalweg.kernels.cpu.emitter import LANES, Emitter, intrinsic
 
-__all__ = ["add_products", "exp_lanes", "from_lanes", "larger_lanes", "multiply_lanes", "to_lanes"]
+__all__ = ["exp_lanes", "from_lanes", "larger_lanes", "mix_lanes", "multiply_lanes", "outer_lanes", "to_lanes"]
 
 
 def _transpose(emitter: Emitter, rows: list[Any]) -> list[Any]:
@@ -127,20 +127,70 @@ def multiply_lanes(typing_context, first, second, third, out, total):
 
 
 @intrinsic
-def add_products(typing_context, row, others, count, into):
-    """``into[j, l] += sum of row * others[j]`` over the lanes l, l + 8, ..; ``into`` is (count, LANES)."""
+def mix_lanes(typing_context, matrix, block, count, out):
+    """``out[j] = sum_i matrix[j, i] * block[i]`` for i, j < count; two rows at a time share what they load."""
+
+    def codegen(context, builder, signature, arguments):
+        emitter, b = Emitter(context, builder, signature.args[0].dtype), builder
+        m, x, out = _pointers(emitter, signature.args, arguments, (0, 1, 3))
+        stride = emitter.width_of(signature.args[0], arguments[0])
+        width, count = emitter.width_of(signature.args[1], arguments[1]), arguments[2]
+        whole = b.and_(count, emitter.size(-2))
+
+        def rows(first: Any, high: int, place: Any, wide: int) -> None:
+            sums = [emitter.variable(emitter.constant(0.0, wide)) for _ in range(high)]
+            with emitter.loop(emitter.size(0), count, 1) as i:
+                entry = emitter.load(emitter.at(x, b.add(b.mul(i, width), place)), wide)
+                for k, total in enumerate(sums):
+                    at = b.add(b.mul(b.add(first, emitter.size(k)), stride), i)
+                    weight = emitter.splat(emitter.scalar(m, at), wide)
+                    b.store(emitter.call("fma", weight, entry, b.load(total)), total)
+            for k, total in enumerate(sums):
+                target = b.add(b.mul(b.add(first, emitter.size(k)), width), place)
+                emitter.store(b.load(total), emitter.at(out, target))
+
+        def body(place: Any, wide: int) -> None:
+            with emitter.loop(emitter.size(0), whole, 2) as j:
+                rows(j, 2, place, wide)
+            with emitter.loop(whole, count, 1) as j:
+                rows(j, 1, place, wide)
+
+        emitter.blocks(width, (4 * LANES, 2 * LANES) if emitter.single else (2 * LANES,), body)
+
+    return types.void(matrix, block, count, out), codegen
+
+
+@intrinsic
+def outer_lanes(typing_context, left, right, count, into):
+    """``into[i, j, l] += sum of left[i] * right[j]`` over the lanes l, l + 8, ..; ``into`` is (C, C, LANES)."""
 
     def codegen(context, builder, signature, arguments):
         emitter, b = Emitter(context, builder, signature.args[0].dtype), builder
         x, y, into = _pointers(emitter, signature.args, arguments, (0, 1, 3))
-        width = emitter.width_of(signature.args[1], arguments[1])
-        with emitter.loop(emitter.size(0), arguments[2], 1) as j:
-            target = emitter.at(into, b.mul(j, emitter.size(LANES)))
-            total = emitter.variable(emitter.load(target, LANES))
-            begin = b.mul(j, width)
-            with emitter.loop(emitter.size(0), width, LANES) as place:
-                other = emitter.load(emitter.at(y, b.add(begin, place)), LANES)
-                b.store(emitter.call("fma", emitter.load(emitter.at(x, place), LANES), other, b.load(total)), total)
-            emitter.store(b.load(total), target)
+        width, count = emitter.width_of(signature.args[0], arguments[0]), arguments[2]
+        pieces = 2  # of LANES each: the rows of the left side stay in registers while those of the right go by
 
-    return types.void(row, others, count, into), codegen
+        def rows(first: Any, high: int, place: Any) -> None:
+            def piece(pointer: Any, row: Any, k: int) -> Any:
+                at = b.add(b.add(b.mul(row, width), place), emitter.size(k * LANES))
+                return emitter.load(emitter.at(pointer, at), LANES)
+
+            ours = [b.add(first, emitter.size(k)) for k in range(high)]
+            held = [[piece(x, row, k) for k in range(pieces)] for row in ours]
+            with emitter.loop(emitter.size(0), count, 1) as j:
+                passing = [piece(y, j, k) for k in range(pieces)]
+                for row, own in zip(ours, held, strict=True):
+                    target = emitter.at(into, b.mul(b.add(b.mul(row, count), j), emitter.size(LANES)))
+                    total = emitter.load(target, LANES)
+                    for one, other in zip(own, passing, strict=True):
+                        total = emitter.call("fma", one, other, total)
+                    emitter.store(total, target)
+
+        whole = b.and_(count, emitter.size(-4))
+        with emitter.loop(emitter.size(0), width, pieces * LANES) as place:
+            with emitter.loop(emitter.size(0), whole, 4) as i:
+                rows(i, 4, place)
+            with emitter.loop(whole, count, 1) as i:
+                rows(i, 1, place)
+
+    return types.void(left, right, count, into), codegen
