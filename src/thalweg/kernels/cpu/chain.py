@@ -103,6 +103,7 @@ def _filter_lanes(a: _Arrays, scaled: Scaled, lanes: int) -> Saved:
         chain_lanes.forward,
         groups,
         *(a.emissions, scaled.transposed[0], top, a.start, end, lengths, every, alpha, log_z, blocks, rows),
+        np.empty((len(groups), lanes)),
     )
     return Saved(a, scaled, alpha, log_z[:batch] + most, 1)
 

@@ -63,19 +63,19 @@ def _powers(emissions, start, first, t, block, most, weights):
 
 
 @njit(**_options)
-def forward(emissions, flipped, top, start, end, lengths, every, alpha, log_z, blocks, rows, part, low, high):
+def forward(emissions, flipped, top, start, end, lengths, every, alpha, log_z, blocks, rows, scales, part, low, high):
     """log Z, NaN where weights vanish, and forward weights ``alpha`` (G, T, C, L) of groups low..high-1.
 
     ``flipped`` is exp(A - top) transposed, ``end`` the exponential of the end scores; ``lengths`` (G * L,), those past
     the batch like the last. Scales are multiplied over ``every`` steps before their logarithm is taken. ``blocks`` is
-    (parts, 3, C, L), ``rows`` (parts, 3, L); ``log_z`` (G * L,).
+    (parts, 3, C, L), ``rows`` (parts, 3, L), ``scales`` float64 (parts, L); ``log_z`` (G * L,).
     """
     size = emissions.shape[2]
     lanes = alpha.shape[3]
     block, weights, after = blocks[part, 0], blocks[part, 1], blocks[part, 2]
     most, total, factor = rows[part, 0], rows[part, 1], rows[part, 2]
     nothing, one = most.dtype.type(0), most.dtype.type(1)
-    scale = np.ones(lanes)
+    scale = scales[part]
     for g in range(low, high):
         first = g * lanes
         last, least = 0, emissions.shape[1]
