@@ -21,7 +21,9 @@ print(f"most frequent tag of each word: {right / len(pairs):.2%} right")
 trust, best = tagger["marginals"].max(-1)
 for name, part in (("at least 0.99", trust >= 0.99), ("below 0.99", trust < 0.99)):
     part = part & mask
-    print(f"marginal {name}: {part.sum() / mask.sum():.1%} of the words, {(best == gold)[part].float().mean():.1%} right")
+    print(
+        f"marginal {name}: {part.sum() / mask.sum():.1%} of the words, {(best == gold)[part].float().mean():.1%} right"
+    )
 
 with torch.no_grad():
     three = tagger["crf"].k_best(tagger["emissions"], 3, mask)
