@@ -344,3 +344,25 @@ def test_checks_stay_on_whatever_torch_is_told():
             _ = LinearChain(torch.full((1, 2, 2), -math.inf), torch.zeros(2, 2)).mode
     finally:
         torch.distributions.Distribution.set_default_validate_args(before)
+
+
+@pytest.mark.parametrize("backend", ["cpu", *(["gpu"] if torch.cuda.is_available() else [])])
+def test_scores_changed_before_the_backward_pass_are_noticed(backend):  # plain PyTorch has its own copies
+    device = "cuda" if backend == "gpu" else "cpu"
+    emissions = torch.zeros(1, 3, 2, device=device).requires_grad_()
+    scores = emissions * 2
+    loss = LinearChain(scores, torch.zeros(2, 2, device=device), backend=backend).log_partition.sum()
+    with torch.no_grad():
+        scores[0, 0, 0] = 5.0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@every_backend
+def test_lengths_may_be_a_strided_view(backend):
+    scores = scores_of(5, batch=3, steps=4, size=3)
+    lengths = torch.tensor([4, 1, 2, 1, 3, 1])[::2]
+    want = build(scores, backend, lengths=[4, 2, 3])
+    got = build(scores, backend, lengths=lengths.to(want.potentials.lengths.device))
+    assert torch.equal(got.log_partition, want.log_partition)
+    assert torch.equal(got.mode, want.mode)

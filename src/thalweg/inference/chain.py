@@ -413,7 +413,7 @@ def _lengths(lengths: Tensor | Sequence[int] | None, emissions: Tensor) -> Tenso
             raise ShapeError(
                 f"`lengths` must lie in 1..T with T = {steps}, got {int(lengths[bad])} at batch item {bad}"
             )
-    return lengths.to(device=emissions.device, dtype=torch.long)
+    return lengths.to(device=emissions.device, dtype=torch.long).contiguous()
 
 
 def _chain(

@@ -105,10 +105,11 @@ class _Value(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *weights: Tensor):
         kernels, chain, plain, gold, saved = ctx.rest
+        inputs = ctx.saved_tensors  # torch complains here if one was changed in place since
         # The kernels take the gradient of log Z - score(gold).
         share = weights[0] if gold is None else -weights[0]
         if torch.is_grad_enabled():
-            gradients = _Gradient.apply(kernels, chain, gold, saved, share, *ctx.saved_tensors)
+            gradients = _Gradient.apply(kernels, chain, gold, saved, share, *inputs)
         else:
             gradients = kernels.backward(plain, saved, share.contiguous(), gold)
         return (None, None, None, None, *gradients)  # type: ignore[misc]

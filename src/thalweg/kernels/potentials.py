@@ -69,7 +69,7 @@ class SparseTransitions(NamedTuple):
         if transitions.dim() != 2 or transitions.shape[0] != transitions.shape[1]:
             raise ShapeError(f"`transitions` must be (C, C), got {tuple(transitions.shape)}")
         targets, sources = torch.isneginf(transitions).logical_not().t().nonzero(as_tuple=True)
-        return cls(sources, targets, transitions[sources, targets], len(transitions))
+        return cls(sources.contiguous(), targets.contiguous(), transitions[sources, targets], len(transitions))
 
     @classmethod
     def banded(cls, diagonals: Tensor, *, lower: int):

@@ -58,6 +58,22 @@ def filtered(emissions, transitions, start, lengths, b, rows, matrix, spare):
 
 
 @njit(**_options)
+def _step_back(emissions, transitions, b, t, moves, beta, ahead, shift, powers):
+    """Log backward weights of t, from those of t + 1, in ``beta``.
+
+    ``powers[i, j]`` exp(``shift[i]``) is what they are the sum of: exp(A(i, j) + e_t+1(j) + beta_t+1(j)).
+    """
+    size = emissions.shape[2]
+    load_moves(transitions, b, t, size, moves, False)
+    for c in range(size):
+        ahead[c] = emissions[b, t + 1, c] + beta[c]
+    for i in range(size):
+        m, s = log_sum_row(moves[i], ahead, size, powers[i])
+        shift[i] = m
+        beta[i] = m + math.log(s) if s > 0 else -np.inf
+
+
+@njit(**_options)
 def partition(emissions, transitions, start, end, lengths, chosen, log_z, rows, matrix, part, low, high):
     """log Z of the ``chosen`` items, -inf for infeasible ones.
 
@@ -101,21 +117,12 @@ def gradient(
         beta, ahead, shift, spare = rows[part, -1], rows[part, -2], rows[part, -3], rows[part, -4]
         if filtered(emissions, transitions, start, lengths, b, alpha, moves, spare) == -np.inf:
             continue
-        if length > 1 and transitions.shape[1] == 1:
-            load_moves(transitions, b, 0, size, moves, False)
         for c in range(size):
             beta[c] = end[c]
         out = d_moves[b if len(d_moves) == len(emissions) else part]
         for t in range(length - 1, -1, -1):
             if t < length - 1:
-                if transitions.shape[1] > 1:
-                    load_moves(transitions, b, t, size, moves, False)
-                for c in range(size):
-                    ahead[c] = emissions[b, t + 1, c] + beta[c]
-                for i in range(size):
-                    m, s = log_sum_row(moves[i], ahead, size, powers[i])
-                    shift[i] = m
-                    beta[i] = m + math.log(s) if s > 0 else -np.inf
+                _step_back(emissions, transitions, b, t, moves, beta, ahead, shift, powers)
             top, norm = log_sum_row(alpha[t], beta, size, spare)
             if not norm > 0:
                 break  # infeasible
@@ -168,21 +175,12 @@ def expectation(
         values[b] = 0.0
         if filtered(emissions, transitions, start, lengths, b, alpha, moves, spare) == -np.inf:
             continue
-        if length > 1 and transitions.shape[1] == 1:
-            load_moves(transitions, b, 0, size, moves, False)
         for c in range(size):
             beta[c] = end[c]
         total = 0.0
         for t in range(length - 1, -1, -1):
             if t < length - 1:
-                if transitions.shape[1] > 1:
-                    load_moves(transitions, b, t, size, moves, False)
-                for c in range(size):
-                    ahead[c] = emissions[b, t + 1, c] + beta[c]
-                for i in range(size):
-                    m, s = log_sum_row(moves[i], ahead, size, powers[i])
-                    shift[i] = m
-                    beta[i] = m + math.log(s) if s > 0 else -np.inf
+                _step_back(emissions, transitions, b, t, moves, beta, ahead, shift, powers)
             top, norm = log_sum_row(alpha[t], beta, size, spare)
             if not norm > 0:
                 break
