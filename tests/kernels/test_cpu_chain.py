@@ -303,3 +303,17 @@ def test_a_path_lost_in_both_directions_is_noticed(kind: str, dtype: torch.dtype
     assert float(ops.log_partition(chain, backend="cpu")) == pytest.approx(want, rel=1e-6)
     assert ops.marginals(chain, backend="cpu")[0, :, 1].tolist() == pytest.approx([1.0] * 14)
     assert bool((ops.sample(chain, torch.full((2, 1, 14), 0.5, dtype=dtype), backend="cpu") == 1).all())
+
+
+@pytest.mark.parametrize("padding", [math.inf, -math.inf, 1e30, -1e30])
+def test_lanes_past_a_length_reach_nothing(padding: float) -> None:
+    chain = make((45, 9, 9), "shared", torch.float32)
+    past = torch.arange(9) >= chain.lengths.unsqueeze(1)
+    other = chain._replace(emissions=chain.emissions.masked_fill(past.unsqueeze(-1), padding))
+    results = []
+    for each in (chain, other):
+        values, saved = cpu.forward(ops._plain(each))
+        assert saved is not None
+        assert saved.alpha.ndim == 4
+        results.append((values, *cpu.backward(ops._plain(each), saved, torch.ones(45))))
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))

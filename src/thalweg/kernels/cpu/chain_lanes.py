@@ -2,7 +2,7 @@
 
 With nine labels a row fills its vectors badly and a step is all latency. Here a row holds one label of L items; the
 recursion is that of :mod:`~thalweg.kernels.cpu.chain_scaled`, for shared transitions of safe range only. Lanes past
-their item's length hold zeros.
+their item's length hold finite numbers that are multiplied by zero.
 """
 
 from __future__ import annotations
@@ -108,8 +108,6 @@ def forward(emissions, flipped, top, start, end, lengths, every, alpha, log_z, b
                         factor[lane] = 1 / total[lane]
                     else:
                         factor[lane] = 0
-                        for c in range(size):
-                            now[c, lane] = 0
             if t % every == every - 1:
                 for lane in range(lanes):
                     log_z[first + lane] += math.log(scale[lane])
