@@ -93,7 +93,8 @@ def test_predict_jsonl_agrees_with_tsv(cli: Any, trained: Path) -> None:
     objects = [json.loads(line) for line in lines]
     assert [item["source"] for item in objects] == ["abc", "", "fed"]
     assert objects[1] == {"source": "", "answers": [], "unknown": []}
-    assert set(objects[0]["answers"][0]) == {"text", "log_prob", "probability", "finished"}
+    assert set(objects[0]["answers"][0]) == {"text", "log_prob", "probability", "share", "finished", "optimal"}
+    assert sum(answer["share"] for answer in objects[0]["answers"]) == pytest.approx(1)
     rows = cli("predict", trained, "--k", 3, stdin="abc\n\nfed\n").stdout.splitlines()
     expected = [
         f"{item['source']}\t{answer['text']}\t{answer['log_prob']:.6f}\t{answer['probability']:.6g}"
@@ -140,7 +141,8 @@ def test_unknown_symbols_are_copied(cli: Any, trained: Path) -> None:
     first, second = (json.loads(line) for line in done.stdout.splitlines())
     assert "ж" in first["answers"][0]["text"]
     assert first["unknown"] == ["ж", " "]
-    assert second["answers"][0] == {"text": "жж", "log_prob": 0.0, "probability": 1.0, "finished": True}
+    copied = {"text": "жж", "log_prob": 0.0, "probability": 1.0, "share": 1.0, "finished": True, "optimal": True}
+    assert second["answers"][0] == copied
     assert "copied" in done.stderr
 
 

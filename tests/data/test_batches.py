@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 import time
 
@@ -181,3 +182,47 @@ def test_twelve_thousand_words_take_well_under_a_second():
     assert sum(batch.size for batch in Batches(examples, size=32).iterate(0)) == 12_000
     assert pad([example.source for example in examples]).size == 12_000
     assert time.perf_counter() - start < 2.0  # about 0.06 s on one idle core
+
+
+@given(st.integers(1, 60), st.integers(45, 300), st.booleans(), st.integers(0, 3))
+def test_batches_by_tokens(count, tokens, shuffle, epoch):
+    examples = make(count)
+    batches = Batches(examples, tokens=tokens, shuffle=shuffle, seed=1)
+    found = batches.epoch(epoch)
+    assert sorted(row for rows in found for row in rows) == list(range(count))
+    assert len(found) == len(batches) == len(batches.epoch(epoch + 1))
+    for rows in found:
+        widest = max(len(examples[r].source) for r in rows) + max(len(examples[r].target) + 1 for r in rows)
+        assert len(rows) * widest <= tokens
+    built = list(batches.iterate(epoch))
+    assert [batch.rows for batch in built] == found
+    assert all(batch.source.tokens.numel() + batch.target.tokens.numel() <= tokens for batch in built)
+    middle = len(found) // 2
+    assert [batch.rows for batch in batches.iterate(epoch, start=middle)] == found[middle:]
+
+
+def test_batches_by_tokens_are_as_full_as_they_can_be():
+    examples = make(200)
+    found = Batches(examples, tokens=100, shuffle=False).epoch(0)
+    for rows, after in itertools.pairwise(found):
+        more = [*rows, after[0]]
+        widest = max(len(examples[r].source) for r in more) + max(len(examples[r].target) + 1 for r in more)
+        assert len(more) * widest > 100, "the next row would have fitted"
+
+
+def test_batches_by_tokens_mix_and_depend_on_seed_and_epoch_alone():
+    examples = make(400)
+    one, same, other = (Batches(examples, tokens=200, seed=seed) for seed in (1, 1, 2))
+    assert one.epoch(3) == same.epoch(3)
+    assert one.epoch(3) != one.epoch(4)
+    assert one.epoch(3) != other.epoch(3)
+    assert sorted(map(len, one.epoch(3))) == sorted(map(len, one.epoch(4)))
+
+
+def test_a_pair_that_no_batch_can_hold():
+    with pytest.raises(
+        ConfigError, match=r"batches of 6 tokens cannot hold example 1, which has 7 with its end; raise"
+    ):
+        Batches([Example((4,), (4,)), Example((4, 4, 4), (5, 5, 5))], tokens=6)
+    with pytest.raises(ConfigError, match="`tokens` of batches must be at least 0, got -1"):
+        Batches(make(3), tokens=-1)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from oracles.data_plain import count_pairs
 from thalweg.data import Pair, PairFile, read_pairs, read_sources
+from thalweg.data.readers import read_tagged_sources
 from thalweg.errors import DataError
 
 GOOD = "cat\tK AE T\n#hash\tHH\nna\u00efve\tN\n".encode()
@@ -210,3 +211,42 @@ def test_ar2en_counts(shared_data):
     small = shared_data / "ar2en" / "dev.tsv"
     file = read_pairs(small)
     assert (len(file), file.duplicates, file.ambiguous) == count_pairs(small.read_text(encoding="utf-8"))
+
+
+def test_a_third_column_of_tags():
+    text = "run\tran\tV;PST\nrun\truns\tV PRS;3\nrun\tran\tV;PST\n"
+    for features in (True, None):
+        file = read_pairs("x.tsv", text=text, features=features)
+        assert [pair.features for pair in file.pairs] == [("V", "PST"), ("V", "PRS", "3"), ("V", "PST")]
+        assert file.featured
+        # The same word with other tags is another question.
+        assert (file.duplicates, file.ambiguous) == (1, 0)
+        assert file.questions() == {("run", ("V", "PST")): ("ran",), ("run", ("V", "PRS", "3")): ("runs",)}
+    assert not read_pairs("x.tsv", text="a\tb\n", features=None).featured
+
+
+@pytest.mark.parametrize(
+    ("text", "features", "says"),
+    [
+        ("a\tb\tc\n", False, r"x.tsv:1: expected 2 columns .* got 3 .*`data.features=auto` trains with a third column"),
+        ("a\tb\nc\td\te\n", None, "x.tsv:2: expected 2 columns .* got 3 .*the first line has none"),
+        ("a\tb\tc\nd\te\n", None, "x.tsv:2: expected 3 columns .* got 2 .*add the tags, as the first line has them"),
+        ("a\tb\n", True, "x.tsv:1: expected 3 columns .*add the tags, as this run was trained with"),
+        ("a\tb\tc\td\n", True, "x.tsv:1: expected 3 columns .* got 4 .*remove the extra tab"),
+        ("a\tb\t\n", True, "x.tsv:1: expected tags, got an empty field"),
+        ("a\tb\t;\n", True, "x.tsv:1: expected tags such as `V;PST`, got ';'"),
+    ],
+)
+def test_columns_that_are_missing_or_too_many(text, features, says):
+    with pytest.raises(DataError, match=says) as caught:
+        read_pairs("x.tsv", text=text, features=features)
+    assert "\n" not in str(caught.value)
+
+
+def test_sources_with_tags(tmp_path):
+    file = tmp_path / "x.tsv"
+    file.write_text("run\tV;PST\n\ngo\twent\tV PST\nalone\n")
+    reader = read_tagged_sources(file)
+    assert [next(reader) for _ in range(3)] == [(1, "run", ("V", "PST")), (2, "", ()), (3, "go", ("V", "PST"))]
+    with pytest.raises(DataError, match=r"x.tsv:4: expected source, tab, tags .*got 'alone'; put the tags"):
+        next(reader)

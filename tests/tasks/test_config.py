@@ -9,7 +9,6 @@ import pytest
 
 from thalweg.errors import ConfigError
 from thalweg.tasks.config import (
-    PRESETS,
     DataConfig,
     SearchConfig,
     TransduceConfig,
@@ -18,6 +17,7 @@ from thalweg.tasks.config import (
     read_config,
     to_yaml,
 )
+from thalweg.tasks.families import PRESETS
 
 
 def refused(raw, kind=TransduceConfig):
@@ -35,7 +35,7 @@ def refused(raw, kind=TransduceConfig):
         ({"trainin": {}}, "`trainin` is not a setting; did you mean `training`?"),
         ({"training": {"epocs": 3}}, "`training.epocs` is not a setting; did you mean `epochs`?"),
         ({"model": {"hiden": 3}}, "`model.hiden` is not a setting; did you mean `hidden`?"),
-        ({"data": {"zzz": 3}}, "`data.zzz` is not a setting; choose one of: dev, held_out, "),
+        ({"data": {"zzz": 3}}, "`data.zzz` is not a setting; choose one of: dev, features, held_out, "),
         ({"search": {1: 3}}, "`search.1` is not a setting"),
         ({"data": "train.tsv"}, "expected settings as `key: value` lines under `data.`, got str"),
         ({"model": [1]}, "expected settings as `key: value` lines under `model.`, got list"),

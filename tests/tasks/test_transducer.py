@@ -15,7 +15,7 @@ from thalweg.data import Symbols, pad
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from thalweg.tasks import Answer, SearchConfig, load, train
-from thalweg.tasks.transducer import _join
+from thalweg.tasks.answers import join_answers
 
 WORDS = ["abc", "fed", "aaa", "cab", "f", "abcdef", "bad", "abc", "ea"]
 
@@ -299,5 +299,5 @@ def test_joint_answers_name_a_text_once():
 
     # "a" + "bc" and "ab" + "c" are one text: the better way counts.
     row = [(answer("a", -1.0), answer("ab", -2.0)), (answer("bc", -3.0), answer("c", -1.0))]
-    joined = _join(row, Symbols(), 4)
+    joined = join_answers(row, Symbols(), 4)
     assert [(a.text, a.log_prob) for a in joined] == [("ac", -2.0), ("abc", -3.0), ("abbc", -5.0)]

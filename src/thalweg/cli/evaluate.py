@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thalweg.cli.options import (
-    DataRoot,
-    Device,
-    LengthPenalty,
-    MaxLength,
-    References,
-    Run,
-    SamplingSeed,
-    Search,
-    Temperature,
-    TopK,
-    TopP,
-    Width,
-)
+from thalweg.cli.options import Chosen, DataRoot, References, Run, takes_search
 from thalweg.cli.output import note, say, show_table, use_utf8
 from thalweg.cli.progress import Display
 
 if TYPE_CHECKING:
     from thalweg.metrics import Score
-    from thalweg.tasks import Evaluation
+    from thalweg.tasks.evaluation import Evaluation, ExactReport
 
 __all__ = ["evaluate"]
 
@@ -40,60 +28,48 @@ FILES = {
 }
 
 
+@takes_search
 def evaluate(
     run: Run,
     test: Annotated[str, typer.Argument(metavar="TEST", help="Pairs: TSV, .gz, - for stdin, or NAME:SPLIT.")],
+    chosen: Chosen,
     k: Annotated[int, typer.Option("--k", min=1, help="Answers per source.")] = 5,
-    search: Annotated[Search, typer.Option(help="How answers are searched.")] = Search.beam,
-    width: Width = 5,
-    length_penalty: LengthPenalty = 0.0,
-    temperature: Temperature = 1.0,
-    top_p: TopP = 0.9,
-    top_k: TopK = 0,
-    seed: SamplingSeed = 0,
-    max_length: MaxLength = 0,
     references: Annotated[
         References,
         typer.Option(help="each: every line counts; any: every source once, any of its targets is right."),
     ] = References.each,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the evaluation; the file's by default.")] = None,
-    device: Device = "auto",
     data_root: DataRoot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
 ) -> None:
     """Measure a model: accuracy, CER (PER for phones), WER, WER@k, BLEU with 95 % bootstrap intervals.
 
     Writes scores, k-best predictions, the worst errors and a confusion table to RUN/evaluation/NAME and
-    renews RUN/report.html.
+    renews RUN/report.html. A run trained with features reads its tags from the third column. With --search exact it
+    also says how often a beam finds the most probable answer, and how often that is the empty one.
 
     \b
     Example:
       thalweg evaluate runs/names test.tsv
       thalweg evaluate runs/names test.tsv --k 10 --width 10 --references any --json
+      thalweg evaluate runs/names test.tsv --search exact --name test-exact
+      thalweg evaluate runs/names test.tsv --ensemble runs/second --ensemble runs/third --vote
     """
-    from thalweg.tasks.config import SearchConfig
     from thalweg.tasks.evaluation import evaluate as evaluate_task
     from thalweg.tasks.report import write_report
 
-    how = SearchConfig(
-        search=search.value,
-        width=width,
-        length_penalty=length_penalty,
-        max_length=max_length,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        sampling_seed=seed,
-    )
     with Display() as display:
         result = evaluate_task(
             run,
             test,
             k=k,
-            how=how,
+            how=chosen.how,
             references=references.value,
             name=name,
-            device=device,
+            device=chosen.device,
+            precision=chosen.precision,
+            ensemble=chosen.ensemble,
+            vote=chosen.vote,
             root=data_root,
             listener=display,
         )
@@ -101,13 +77,22 @@ def evaluate(
     if as_json:
         _print_json(result, report)
         return
-    note(f"{test}: {result.items:,} items, {result.words_per_second:,.0f} a second with {search.value} search")
+    note(f"{test}: {result.items:,} items, {result.words_per_second:,.0f} a second with {chosen.how.search} search")
     show_table([_row(score) for score in result.scores.values()], right=("value", "low", "high", "items"))
+    if result.exact:
+        say()
+        _say_exact(result.exact)
     say()
     for file, about in FILES.items():
         if (result.directory / file).exists():
             say(f"{about:<29} {result.directory / file}")
     say(f"{'report':<29} {report}")
+
+
+def _say_exact(exact: ExactReport) -> None:
+    say(f"proved the most probable      {exact.proved:8.2%} of items")
+    say(f"beam {exact.width} finds it already      {exact.beam_optimal:8.2%}, a better answer {exact.beam_beaten:.2%}")
+    say(f"it is the empty answer        {exact.empty:8.2%}")
 
 
 def _row(score: Score) -> dict[str, str]:
@@ -131,4 +116,6 @@ def _print_json(result: Evaluation, report: Path) -> None:
         "words_per_second": result.words_per_second,
         "scores": {key: score.to_json() for key, score in result.scores.items()},
     }
+    if result.exact:
+        facts["exact"] = dataclasses.asdict(result.exact)
     typer.echo(json.dumps(facts, ensure_ascii=False, indent=2))

@@ -1,28 +1,22 @@
-"""Options that several commands share."""
+"""Options that several commands share, and what is made of them."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-__all__ = [
-    "DataRoot",
-    "Device",
-    "LengthPenalty",
-    "MaxLength",
-    "References",
-    "Run",
-    "SamplingSeed",
-    "Search",
-    "Temperature",
-    "TopK",
-    "TopP",
-    "Unknown",
-    "Width",
-]
+if TYPE_CHECKING:
+    from thalweg.tasks.juries import Predictor
+    from thalweg.tasks.search_settings import SearchConfig
+
+__all__ = ["Chosen", "DataRoot", "Precision", "References", "Run", "Search", "Unknown", "takes_search"]
 
 
 class Search(StrEnum):
@@ -30,7 +24,14 @@ class Search(StrEnum):
 
     beam = "beam"
     greedy = "greedy"
+    diverse = "diverse"
+    exact = "exact"
     nucleus = "nucleus"
+    typical = "typical"
+    min_p = "min-p"
+    sample = "sample"
+    stochastic = "stochastic"
+    mbr = "mbr"
 
 
 class References(StrEnum):
@@ -47,13 +48,18 @@ class Unknown(StrEnum):
     copy = "copy"
 
 
+class Precision(StrEnum):
+    """Numbers that a model computes with."""
+
+    float32 = "float32"
+    bf16 = "bf16"
+    int8 = "int8"
+
+
 # The run directory of commands that use a model.
 Run = Annotated[
     Path, typer.Argument(metavar="RUN", help="Run directory that `thalweg train` wrote.", show_default=False)
 ]
-
-# Where to compute.
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.", metavar="NAME")]
 
 # Where NAME:SPLIT data sets lie.
 DataRoot = Annotated[
@@ -67,27 +73,115 @@ DataRoot = Annotated[
     ),
 ]
 
-# Beam width.
-Width = Annotated[int, typer.Option("--width", min=1, help="Beam width; at least k is used.")]
+BEAM, SAMPLING, MODEL = "Beam and exact search", "Sampling", "Models"
 
-# Beam length penalty.
-LengthPenalty = Annotated[
-    float, typer.Option("--length-penalty", help="Exponent of the length that divides a score; 0 is none.")
-]
 
-# Longest answer.
-MaxLength = Annotated[
-    int, typer.Option("--max-length", help="Symbols at most, end included; 0 suits the training data.")
-]
+def _option(*names: str, panel: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
-# Temperature of nucleus sampling.
-Temperature = Annotated[float, typer.Option("--temperature", help="Of nucleus sampling.")]
 
-# Mass that nucleus sampling keeps.
-TopP = Annotated[float, typer.Option("--top-p", help="Of nucleus sampling: the mass that is kept.")]
+@dataclass(frozen=True)
+class Chosen:
+    """What the shared options say: the search, and the models that answer.
 
-# Symbols that nucleus sampling keeps.
-TopK = Annotated[int, typer.Option("--top-k", help="Of nucleus sampling: the symbols kept; 0 is all.")]
+    >>> Chosen.__name__
+    'Chosen'
+    """
 
-# Seed of nucleus sampling.
-SamplingSeed = Annotated[int, typer.Option("--seed", help="Of nucleus sampling.")]
+    how: SearchConfig
+    ensemble: tuple[Path, ...]
+    vote: bool
+    precision: str
+    device: str
+
+    def open(self, run: Path) -> Predictor:
+        """The run's model, or the ensemble that it is part of."""
+        from thalweg.tasks.juries import open_runs
+
+        return open_runs([run, *self.ensemble], vote=self.vote, precision=self.precision, device=self.device)
+
+
+def _chosen(
+    search: Annotated[Search, typer.Option(help="How answers are searched.")] = Search.beam,
+    width: Annotated[int, _option(panel=BEAM, min=1, help="Beam width; at least k is used.")] = 5,
+    length_penalty: Annotated[
+        float, _option(panel=BEAM, help="Exponent of the length that divides a score; 0 is none.")
+    ] = 0.0,
+    max_length: Annotated[
+        int, _option(panel=BEAM, help="Symbols at most, end included; 0 suits the training data.")
+    ] = 0,
+    min_length: Annotated[int, _option(panel=BEAM, help="Symbols at least, end included.")] = 0,
+    groups: Annotated[int, _option(panel=BEAM, help="Of diverse search; 0 is one for each hypothesis.")] = 0,
+    diversity: Annotated[
+        float, _option(panel=BEAM, help="Of diverse search: log-probability lost per group that said it.")
+    ] = 0.5,
+    max_expansions: Annotated[
+        int, _option(panel=BEAM, help="Of exact search: steps per source before it gives up the proof; 0 is no limit.")
+    ] = 10_000,
+    lexicon: Annotated[
+        str | None, _option(panel=BEAM, metavar="FILE", help="Only answers in this file, one a line.")
+    ] = None,
+    prefix: Annotated[str | None, _option(panel=BEAM, metavar="TEXT", help="What answers begin with.")] = None,
+    temperature: Annotated[float, _option(panel=SAMPLING, help="Below 1 sharpens, above flattens.")] = 1.0,
+    top_p: Annotated[float, _option(panel=SAMPLING, help="Of nucleus: the mass that is kept.")] = 0.9,
+    top_k: Annotated[int, _option(panel=SAMPLING, help="The symbols kept; 0 is all.")] = 0,
+    typical: Annotated[float, _option(panel=SAMPLING, help="Of typical: the mass that is kept.")] = 0.95,
+    min_p: Annotated[float, _option(panel=SAMPLING, help="Of min-p: least share of the best probability.")] = 0.05,
+    samples: Annotated[int, _option(panel=SAMPLING, min=1, help="Of mbr: answers drawn and compared.")] = 32,
+    seed: Annotated[int, _option(panel=SAMPLING, help="Of what is drawn.")] = 0,
+    ensemble: Annotated[
+        list[Path] | None,
+        _option(panel=MODEL, metavar="RUN", help="Another run that answers too; may be repeated."),
+    ] = None,
+    vote: Annotated[
+        bool, _option("--vote", panel=MODEL, help="The runs vote; without, their probabilities are averaged.")
+    ] = False,
+    precision: Annotated[Precision, _option(panel=MODEL, help="Of linear layers, on the CPU.")] = Precision.float32,
+    device: Annotated[str, _option(panel=MODEL, help="auto, cpu, cuda or mps.", metavar="NAME")] = "auto",
+) -> Chosen:
+    """The settings of these options."""
+    from thalweg.errors import ConfigError
+    from thalweg.tasks.search_settings import SearchConfig
+
+    how = SearchConfig(
+        search=search.value,
+        width=width,
+        length_penalty=length_penalty,
+        max_length=max_length,
+        min_length=min_length,
+        groups=groups,
+        diversity=diversity,
+        max_expansions=max_expansions,
+        lexicon=lexicon or "",
+        prefix=prefix or "",
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        typical=typical,
+        min_p=min_p,
+        samples=samples,
+        sampling_seed=seed,
+    )
+    if vote and not ensemble:
+        raise ConfigError("--vote needs other runs to vote with; add `--ensemble RUN2`")
+    return Chosen(how, tuple(ensemble or ()), vote, precision.value, device)
+
+
+def takes_search(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameter ``chosen`` is made of the options that evaluating and predicting share.
+
+    >>> def command(run: Path, chosen: Chosen) -> None: ...
+    >>> list(inspect.signature(takes_search(command)).parameters)[:3]
+    ['run', 'search', 'width']
+    """
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "chosen"]
+    shared = list(inspect.signature(_chosen, eval_str=True).parameters.values())
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        options = {p.name: given.pop(p.name) for p in shared}
+        command(**given, chosen=_chosen(**options))
+
+    # Typer reads the parameters from here.
+    wrapped.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    return wrapped

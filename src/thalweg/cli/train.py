@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["default_out", "split_words", "train"]
 
 DEFAULT_MODEL = "lstm-attention"
+MODELS = (
+    *("lstm-attention", "gru-attention", "lstm", "gru"),
+    *("transformer", "transformer-rotary", "transformer-pointer", "causal"),
+)
 DATA_SUFFIXES = (".tsv", ".csv", ".txt", ".gz")
 
 
@@ -42,7 +46,7 @@ def train(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=f"lstm-attention, gru-attention, lstm or gru; {DEFAULT_MODEL} if not given."),
+        typer.Option(metavar="NAME", help=f"{', '.join(MODELS)}; {DEFAULT_MODEL} if not given."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Run directory; runs/DATA-MODEL if not given.")
@@ -52,7 +56,7 @@ def train(
     seed: Annotated[int | None, typer.Option(metavar="N", help="Of everything random.")] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Train a model on pairs of strings: source, tab, target, one pair a line.
+    """Train a model on pairs of strings: source, tab, target, one pair a line; a third column holds tags.
 
     The symbols of both sides are guessed from the file and printed. Ctrl-C or a kill leaves a run which
     goes on with --resume, to the same result. Settings come from the config file, then from KEY=VALUE words.
@@ -61,6 +65,8 @@ def train(
     Example:
       thalweg train --data train.tsv --dev dev.tsv --out runs/names
       thalweg train --data train.tsv --model gru-attention hidden=256 epochs=30
+      thalweg train --data train.tsv --model transformer batch_tokens=4000 epochs=100
+      thalweg train --data inflection.tsv --model transformer data.features=auto
       thalweg train config.yaml learning_rate=0.001 --seed 2
       thalweg train --resume --out runs/names
     """
@@ -111,7 +117,8 @@ def _settings(
     path: Path | None, data: str | None, model: str | None, out: Path | None, resume: bool
 ) -> tuple[dict[str, Any], str]:
     """The settings under the options and words, and how to call their place in messages."""
-    from thalweg.tasks.config import PRESETS, read_config
+    from thalweg.tasks.config import read_config
+    from thalweg.tasks.families import PRESETS
 
     if resume and path is None and data is None:
         if out is None:

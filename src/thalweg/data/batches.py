@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import torch
@@ -91,7 +91,7 @@ def pad(sequences: Sequence[Sequence[int]], *, pad: int = PAD, end: int | None =
     tokens = np.full((len(sequences), len(positions)), pad, dtype=np.int64)
     # A boolean index walks row by row, which is the order of the flat symbols.
     tokens[positions < content[:, None]] = np.fromiter(
-        chain.from_iterable(sequences), dtype=np.int64, count=int(content.sum())
+        itertools.chain.from_iterable(sequences), dtype=np.int64, count=int(content.sum())
     )
     if end is not None:
         tokens[np.arange(len(sequences)), content] = end
@@ -106,9 +106,15 @@ class Batches:
     (source length, target length), cut into batches, and the batches are permuted. So little is padded, and
     what comes together still varies from epoch to epoch. Every row comes exactly once.
 
+    With ``tokens``, batches hold as many pairs as fit: all rows are sorted by length, ties in an order of the epoch,
+    and each batch takes rows while (number of rows) x (longest source + longest target with its end) stays within
+    ``tokens``. Where a batch ends depends on the lengths alone, so every epoch has the same number of batches, of the
+    same shapes; which rows of one length meet, and the order of the batches, vary.
+
     Args:
         examples: the data set; no source may be empty.
-        size: pairs in a batch; the shortest batch of an epoch may have fewer.
+        size: pairs in a batch; the shortest batch of an epoch may have fewer. Not looked at with ``tokens``.
+        tokens: symbols in a batch at most, sources and targets, ends and padding counted; 0 goes by ``size``.
         seed: from 0; with the number of the epoch it alone decides the order.
         shuffle: ``False`` sorts all rows by length instead, the same in every epoch: for prediction.
         bucket: batches in a pool; 1 is plain shuffling.
@@ -116,32 +122,58 @@ class Batches:
     >>> batches = Batches([Example((4,) * n, (5,)) for n in (3, 1, 3, 1)], size=2)
     >>> len(batches), sorted(map(sorted, batches.epoch(0)))
     (2, [[0, 2], [1, 3]])
+    >>> Batches([Example((4,) * n, (5,)) for n in (3, 1, 3, 1)], tokens=6, shuffle=False).epoch(0)
+    [(1, 3), (0,), (2,)]
     """
 
     def __init__(
         self,
         examples: Sequence[Example],
         *,
-        size: int,
+        size: int = 32,
+        tokens: int = 0,
         seed: int = 0,
         shuffle: bool = True,
         bucket: int = 50,
     ) -> None:
-        for name, value, least in (("size", size, 1), ("bucket", bucket, 1), ("seed", seed, 0)):
+        for name, value, least in (("size", size, 1), ("tokens", tokens, 0), ("bucket", bucket, 1), ("seed", seed, 0)):
             if value < least:
                 raise ConfigError(f"`{name}` of batches must be at least {least}, got {value}")
         if not len(examples):
             raise ShapeError("expected at least one example to batch, got none")
         self.examples = examples
-        self.size, self.seed, self.shuffle, self.bucket = size, seed, shuffle, bucket
+        self.size, self.tokens, self.seed, self.shuffle, self.bucket = size, tokens, seed, shuffle, bucket
         self._source = np.array([len(example.source) for example in examples])
         self._target = np.array([len(example.target) for example in examples])
         if not self._source.all():
             raise ShapeError(f"example {int(self._source.argmin())} has an empty source; expected one symbol or more")
+        self._cuts = self._even_cuts() if not tokens else self._token_cuts()
+
+    def _even_cuts(self) -> list[int]:
+        return [*range(0, len(self.examples), self.size), len(self.examples)]
+
+    def _token_cuts(self) -> list[int]:
+        """Where batches begin and end among the rows sorted by length; O(N log N)."""
+        order = np.lexsort((self._target, self._source))
+        source, target = self._source[order], self._target[order] + 1  # the end is a symbol too
+        longest = int((source + target).max())
+        if longest > self.tokens:
+            row = int(order[(source + target).argmax()])
+            raise ConfigError(
+                f"batches of {self.tokens} tokens cannot hold example {row}, which has {longest} with its end; "
+                f"raise `batch_tokens` to {longest} or more"
+            )
+        cuts, first, widest = [0], 0, 0
+        for n, (s, t) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
+            widest = max(widest, t)  # sources rise, so the newest is the longest
+            if (n + 1 - first) * (s + widest) > self.tokens:
+                cuts.append(n)
+                first, widest = n, t
+        return [*cuts, len(order)]
 
     def __len__(self) -> int:
-        """Batches in an epoch: the number of examples over ``size``, rounded up."""
-        return -(-len(self.examples) // self.size)
+        """Batches in an epoch, the same in each: examples over ``size`` rounded up, or as ``tokens`` allows."""
+        return len(self._cuts) - 1
 
     def epoch(self, n: int) -> list[tuple[int, ...]]:
         """The rows of each batch of epoch ``n`` (from 0). Time O(N log N), nothing is padded yet.
@@ -153,11 +185,12 @@ class Batches:
             raise ConfigError(f"epochs count from 0, got {n}")
         rng = np.random.default_rng((self.seed, n)) if self.shuffle else None
         rows = np.arange(len(self.examples)) if rng is None else rng.permutation(len(self.examples))
-        pool = np.zeros_like(rows) if rng is None else np.arange(len(rows)) // (self.bucket * self.size)
+        whole = rng is None or self.tokens
+        pool = np.zeros_like(rows) if whole else np.arange(len(rows)) // (self.bucket * self.size)
         # The sort is stable, so rows of equal length keep their shuffled order.
         rows = rows[np.lexsort((self._target[rows], self._source[rows], pool))]
         flat = rows.tolist()
-        batches = [tuple(flat[first : first + self.size]) for first in range(0, len(flat), self.size)]
+        batches = [tuple(flat[first:last]) for first, last in itertools.pairwise(self._cuts)]
         return batches if rng is None else [batches[index] for index in rng.permutation(len(batches))]
 
     def iterate(self, n: int, start: int = 0) -> Iterator[Batch]:

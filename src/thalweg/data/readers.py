@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from thalweg.errors import DataError
 
-__all__ = ["Pair", "PairFile", "read_pairs", "read_sources"]
+__all__ = ["Pair", "PairFile", "read_pairs", "read_sources", "read_tagged_sources", "split_tags"]
 
 GZIP = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
@@ -24,15 +25,18 @@ UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A source and its target, and the line of the file (from 1) where they stand.
+    """A source and its target, the line of the file (from 1) where they stand, and the tags of a third column.
 
     >>> Pair("cat", "K AE T", 1).target
     'K AE T'
+    >>> Pair("run", "ran", 2, ("V", "PST")).features
+    ('V', 'PST')
     """
 
     source: str
     target: str
     line: int
+    features: tuple[str, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -54,16 +58,25 @@ class PairFile:
         >>> read_pairs("x.tsv", text="a\\tb\\na\\tb\\na\\tb\\n").duplicates
         2
         """
-        return len(self.pairs) - len({(pair.source, pair.target) for pair in self.pairs})
+        return len(self.pairs) - len({(pair.source, pair.features, pair.target) for pair in self.pairs})
 
     @cached_property
     def ambiguous(self) -> int:
-        """Sources that occur with several distinct targets.
+        """Sources (with their tags, if any) that occur with several distinct targets.
 
         >>> read_pairs("x.tsv", text="a\\tb\\na\\tc\\nd\\te\\n").ambiguous
         1
         """
-        return sum(len(targets) > 1 for targets in self.references().values())
+        return sum(len(targets) > 1 for targets in self.questions().values())
+
+    @cached_property
+    def featured(self) -> bool:
+        """Whether the pairs have tags.
+
+        >>> read_pairs("x.tsv", text="run\\tran\\tV;PST\\n", features=True).featured
+        True
+        """
+        return any(pair.features for pair in self.pairs)
 
     def sources(self) -> tuple[str, ...]:
         """The first column.
@@ -92,6 +105,17 @@ class PairFile:
             grouped.setdefault(pair.source, {})[pair.target] = None
         return {source: tuple(targets) for source, targets in grouped.items()}
 
+    def questions(self) -> dict[tuple[str, tuple[str, ...]], tuple[str, ...]]:
+        """For each distinct source with its tags the distinct targets, in the order of the file.
+
+        >>> read_pairs("x.tsv", text="go\\tgoes\\t3;SG\\ngo\\twent\\tPST\\n", features=True).questions()
+        {('go', ('3', 'SG')): ('goes',), ('go', ('PST',)): ('went',)}
+        """
+        grouped: dict[tuple[str, tuple[str, ...]], dict[str, None]] = {}
+        for pair in self.pairs:
+            grouped.setdefault((pair.source, pair.features), {})[pair.target] = None
+        return {question: tuple(targets) for question, targets in grouped.items()}
+
     def summary(self) -> str:
         """One line for people.
 
@@ -111,8 +135,17 @@ class PairFile:
         return len(self.pairs)
 
 
-def read_pairs(path: str | Path, *, text: str | None = None) -> PairFile:
-    """Read lines of source, tab, target.
+def split_tags(text: str) -> tuple[str, ...]:
+    """The tags of a feature column; semicolons and white space part them.
+
+    >>> split_tags("V;PST"), split_tags("N  PL;GEN")
+    (('V', 'PST'), ('N', 'PL', 'GEN'))
+    """
+    return tuple(tag for tag in re.split(r"[;\s]+", text) if tag)
+
+
+def read_pairs(path: str | Path, *, text: str | None = None, features: bool | None = False) -> PairFile:
+    """Read lines of source, tab, target, and perhaps tab, tags.
 
     UTF-8, with or without byte order mark; LF or CRLF; gzip is recognised by its content; no line is
     a comment. White space around a field is dropped. Empty lines at the end of the file are passed over.
@@ -122,6 +155,8 @@ def read_pairs(path: str | Path, *, text: str | None = None) -> PairFile:
     Args:
         path: the file, or ``-`` for standard input.
         text: read this instead of the file; ``path`` then only names it in messages.
+        features: whether each line has a third column of tags (see :func:`split_tags`); None means just when the
+            first line has one. All lines must be alike.
 
     >>> read_pairs("names.tsv", text="cat\\tK AE T\\n").pairs
     (Pair(source='cat', target='K AE T', line=1),)
@@ -129,10 +164,10 @@ def read_pairs(path: str | Path, *, text: str | None = None) -> PairFile:
     name = _name(path)
     if text is not None:
         lines = _decode(io.BytesIO(text.encode("utf-8")), name)
-        return _pairs(name, lines)
+        return _pairs(name, lines, features)
     _check(path, name)
     with _open(path, name) as stream:
-        return _pairs(name, _decode(stream, name))
+        return _pairs(name, _decode(stream, name), features)
 
 
 def read_sources(path: str | Path) -> Iterator[tuple[int, str]]:
@@ -162,33 +197,95 @@ def read_sources(path: str | Path) -> Iterator[tuple[int, str]]:
     return lines()
 
 
-def _pairs(name: str, lines: Iterator[tuple[int, str]]) -> PairFile:
+def read_tagged_sources(path: str | Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    """Line numbers (from 1), sources and tags of a file, one line at a time as they arrive.
+
+    A line has source, tab, tags; or source, tab, target, tab, tags, as a file of pairs has them. An empty line gives
+    ``""`` and no tags. Otherwise as :func:`read_sources`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "verbs.tsv")
+    ...     _ = file.write_text("run\\tV;PST\\ngo\\twent\\tV;PST\\n")
+    ...     list(read_tagged_sources(file))
+    [(1, 'run', ('V', 'PST')), (2, 'go', ('V', 'PST'))]
+    """
+    name = _name(path)
+    _check(path, name)
+
+    def lines() -> Iterator[tuple[int, str, tuple[str, ...]]]:
+        with _open(path, name) as stream:
+            for number, line in _decode(stream, name):
+                fields = [field.strip() for field in line.split("\t")]
+                if fields == [""]:
+                    yield number, "", ()
+                    continue
+                tags = split_tags(fields[-1])
+                if len(fields) not in (2, 3) or not tags:
+                    raise DataError(
+                        f"{name}:{number}: expected source, tab, tags (such as `V;PST`), which this run reads, got "
+                        f"{_shown(line)!r}; put the tags into the last column"
+                    )
+                yield number, fields[0], tags
+
+    return lines()
+
+
+def _pairs(name: str, lines: Iterator[tuple[int, str]], features: bool | None) -> PairFile:
     pairs: list[Pair] = []
     blank = 0
+    settled = features is not None
     for number, line in lines:
         if not line.strip() and "\t" not in line:
             blank = blank or number
             continue
         if blank:
             raise DataError(f"{name}:{blank}: expected source, tab, target, got an empty line; delete the line")
-        pairs.append(_pair(name, number, line))
+        if features is None:
+            features = line.count("\t") == 2
+        pairs.append(_pair(name, number, line, features, settled=settled))
     if not pairs:
         raise DataError(f"{name}: expected lines of source, tab, target, got an empty file; give a file with pairs")
     return PairFile(name, tuple(pairs))
 
 
-def _pair(name: str, number: int, line: str) -> Pair:
+def _pair(name: str, number: int, line: str, features: bool, *, settled: bool) -> Pair:
+    columns = ("source", "target", "tags")[: 2 + features]
     fields = [field.strip() for field in line.split("\t")]
-    if len(fields) != 2:
-        shown = line if len(line) <= 60 else line[:57] + "..."
-        remedy = "put one tab between them" if len(fields) == 1 else "keep the first two or remove the extra tab"
+    if len(fields) != len(columns):
         raise DataError(
-            f"{name}:{number}: expected 2 columns (source, tab, target), got {len(fields)} in {shown!r}; {remedy}"
+            f"{name}:{number}: expected {len(columns)} columns ({', tab, '.join(columns)}), got {len(fields)} in "
+            f"{_shown(line)!r}; {_column_remedy(len(fields), features, settled)}"
         )
-    for column, field in zip(("source", "target"), fields, strict=True):
-        if not field:
-            raise DataError(f"{name}:{number}: expected a {column}, got an empty field; fill it in or delete the line")
-    return Pair(fields[0], fields[1], number)
+    for column, field_ in zip(columns, fields, strict=True):
+        if not field_:
+            article = "" if column == "tags" else "a "
+            raise DataError(
+                f"{name}:{number}: expected {article}{column}, got an empty field; fill it in or delete the line"
+            )
+    tags = split_tags(fields[2]) if features else ()
+    if features and not tags:
+        raise DataError(f"{name}:{number}: expected tags such as `V;PST`, got {fields[2]!r}; fill them in")
+    return Pair(fields[0], fields[1], number, tags)
+
+
+def _column_remedy(count: int, features: bool, settled: bool) -> str:
+    if features and count == 2:
+        whose = "as this run was trained with" if settled else "as the first line has them"
+        return f"add the tags, {whose}"
+    if count == 1:
+        return "put one tab between them"
+    if features:
+        return "remove the extra tab"
+    if count == 3 and settled:
+        return "keep the first two or remove the extra tab (`data.features=auto` trains with a third column of tags)"
+    if count == 3:
+        return "keep the first two, or give every line a third column of tags (the first line has none)"
+    return "keep the first two or remove the extra tab"
+
+
+def _shown(line: str) -> str:
+    return line if len(line) <= 60 else line[:57] + "..."
 
 
 def _decode(stream: BinaryIO, name: str) -> Iterator[tuple[int, str]]:

@@ -2,5 +2,6 @@
 
 from thalweg.energies.hmm import HMM, Prediction
 from thalweg.energies.seq2seq import Seq2Seq, Seq2SeqConfig
+from thalweg.energies.transformer import Transformer, TransformerConfig
 
-__all__ = ["HMM", "Prediction", "Seq2Seq", "Seq2SeqConfig"]
+__all__ = ["HMM", "Prediction", "Seq2Seq", "Seq2SeqConfig", "Transformer", "TransformerConfig"]

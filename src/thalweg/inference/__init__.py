@@ -9,11 +9,19 @@ tensor([[True]])
 
 from __future__ import annotations
 
-from thalweg.inference.beam import Allowed, beam_search
+from thalweg.inference.beam import beam_search
+from thalweg.inference.beam_tree import BeamTree
 from thalweg.inference.chain import LinearChain
+from thalweg.inference.constraints import Allowed, Trie
+from thalweg.inference.ensemble import Ensemble, Vote, majority_vote
+from thalweg.inference.exact import OptimalityReport, exact_search, optimality_report
 from thalweg.inference.hypotheses import Autoregressive, Hypotheses
 from thalweg.inference.markov import MarkovModel, viterbi
-from thalweg.inference.search import greedy, sample_sequences
+from thalweg.inference.risk import minimum_bayes_risk
+from thalweg.inference.sampling import sample_sequences
+from thalweg.inference.search import greedy
+from thalweg.inference.stochastic import Drawn, stochastic_beam_search
+from thalweg.inference.streaming import Partial, stream
 from thalweg.inference.structure import Structure
 from thalweg.inference.table import TableModel
 from thalweg.inference.tag_schemes import TagConstraints, span_tags, tag_constraints, tag_spans
@@ -22,17 +30,30 @@ from thalweg.kernels.potentials import SparseTransitions
 __all__ = [
     "Allowed",
     "Autoregressive",
+    "BeamTree",
+    "Drawn",
+    "Ensemble",
     "Hypotheses",
     "LinearChain",
     "MarkovModel",
+    "OptimalityReport",
+    "Partial",
     "SparseTransitions",
     "Structure",
     "TableModel",
     "TagConstraints",
+    "Trie",
+    "Vote",
     "beam_search",
+    "exact_search",
     "greedy",
+    "majority_vote",
+    "minimum_bayes_risk",
+    "optimality_report",
     "sample_sequences",
     "span_tags",
+    "stochastic_beam_search",
+    "stream",
     "tag_constraints",
     "tag_spans",
     "viterbi",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from thalweg.errors import ConfigError, ShapeError, ThalwegError
+
+if TYPE_CHECKING:
+    from thalweg.inference.beam_tree import BeamTree
 
 __all__ = [
     "Autoregressive",
@@ -89,6 +92,9 @@ class Hypotheses:
         ones.
         optimal: ``(B,)`` bool, true where the first hypothesis is proved to be the most probable of all
         sequences.
+        gap: ``(B,)`` how much more log-probability any other sequence can have than the first hypothesis, proved by
+        :func:`exact_search`; 0 where ``optimal``. None from searches that prove nothing.
+        tree: what the beam kept at every step, where it was asked for.
 
     >>> from thalweg.inference import TableModel, beam_search
     >>> model = TableModel({(): {1: -0.5, 2: -1.0}, (1,): {2: -0.7}}, vocab_size=3, bos=0, eos=2)
@@ -104,6 +110,8 @@ class Hypotheses:
     scores: Tensor
     finished: Tensor
     optimal: Tensor
+    gap: Tensor | None = None
+    tree: BeamTree | None = None
 
     @property
     def size(self) -> int:
@@ -117,10 +125,17 @@ class Hypotheses:
             for rows, lengths in zip(self.tokens.tolist(), self.lengths.tolist(), strict=True)
         ]
 
+    def probabilities(self) -> Tensor:
+        """``(B, K)`` share of each hypothesis in the mass of its item's K: softmax of scores, 0 where missing."""
+        best = self.scores.amax(dim=1, keepdim=True).clamp(min=torch.finfo(self.scores.dtype).min)
+        mass = (self.scores - best).exp()
+        return mass / mass.sum(dim=1, keepdim=True).clamp(min=torch.finfo(mass.dtype).tiny)
+
     def to(self, device: torch.device | str) -> Hypotheses:
-        """The same on another device."""
+        """The same on another device; a tree stays where it is."""
         parts = (self.tokens, self.lengths, self.scores, self.finished, self.optimal)
-        return Hypotheses(*(part.to(device) for part in parts))
+        gap = None if self.gap is None else self.gap.to(device)
+        return Hypotheses(*(part.to(device) for part in parts), gap=gap, tree=self.tree)
 
     @classmethod
     def none(cls, batch: int, k: int, device: torch.device) -> Hypotheses:

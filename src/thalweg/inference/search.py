@@ -1,19 +1,21 @@
-"""Search that follows each row to its end: greedy choice and exact sampling.
+"""Search that follows each row to its end, and the simplest of its kind: the greedy choice.
 
-Both keep one partial sequence a row, choose one symbol a step, and drop the row when it ends, so that no
-work is done for what is finished.
+A row keeps one partial sequence, is given one symbol a step, and is dropped when it ends, so that no work is done
+for what is finished. :func:`~thalweg.inference.sample_sequences` chooses at random what :func:`greedy` chooses by rank.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from thalweg.errors import ConfigError
+from thalweg.inference.captured import Request, captured_search
+from thalweg.inference.constraints import Allowed, check_min_length, check_prefix, forbid
 from thalweg.inference.hypotheses import (
     Autoregressive,
     Hypotheses,
@@ -23,21 +25,40 @@ from thalweg.inference.hypotheses import (
     device_of,
     raise_not_a_number,
 )
+from thalweg.inference.streaming import Partial
 
-__all__ = ["greedy", "sample_sequences"]
+__all__ = ["Follower", "Rules", "greedy", "joined"]
 
 # Given log-probabilities (R, V), the numbers of the rows (R,) and the step: symbols (R,) and their
 # log-probabilities (R,), which are -inf where nothing can follow and NaN or +inf where the model failed.
 Choice = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
+# Log-probabilities held at once; a batch with more (rows times V) is followed in pieces.
+_ROOM = 1 << 24
 
-def greedy(model: Autoregressive, inputs: Any, *, max_length: int) -> Hypotheses:
+
+def greedy(
+    model: Autoregressive,
+    inputs: Any,
+    *,
+    max_length: int,
+    min_length: int = 0,
+    prefix: Tensor | None = None,
+    allowed: Allowed | None = None,
+    on_step: Callable[[Partial], object] | None = None,
+) -> Hypotheses:
     """The most probable symbol at every step: y_t = argmax_v log p(v | y_<t, x).
 
     Args:
         model: any :class:`Autoregressive`.
         inputs: what its ``begin`` takes, B items.
         max_length: most symbols of a hypothesis, eos counted.
+        min_length: fewest symbols of a hypothesis, eos counted: eos is forbidden at steps before it, so that 0 and 1
+            forbid nothing and 2 forbids the empty answer.
+        prefix: ``(B, P)`` int64, -1 past each item's end: symbols every hypothesis must begin with. They are part of
+            its tokens, length and score.
+        allowed: mask of symbols that may follow; see :class:`Allowed`.
+        on_step: called after every step with the rows as they stand; see :class:`Partial`.
     Returns:
         :class:`Hypotheses` with K = 1. Where the best symbol has probability 0 the hypothesis is missing.
         Equal to ``beam_search(..., width=1)``.
@@ -48,135 +69,193 @@ def greedy(model: Autoregressive, inputs: Any, *, max_length: int) -> Hypotheses
     >>> model = TableModel.markov([[-9.0, -0.1, -2.0], [-9.0, -2.0, -0.2], [0.0, 0.0, 0.0]], bos=0, eos=2)
     >>> greedy(model, torch.zeros(1, dtype=torch.long), max_length=10).tokens
     tensor([[[1, 2]]])
+    >>> greedy(model, torch.zeros(1, dtype=torch.long), max_length=10, min_length=4).tokens
+    tensor([[[1, 1, 1, 2]]])
     """
     check_at_least_one("max_length", max_length)
+    rules = Rules.check(model, inputs, max_length, min_length, prefix, allowed)
+    if prefix is None and allowed is None and on_step is None:
+        found = captured_search(model, inputs, Request(1, 1, max_length, min_length, 0.0))
+        if found is not None:
+            return replace(found, optimal=torch.zeros_like(found.optimal))
 
     def choose(log_probs: Tensor, rows: Tensor, step: int) -> tuple[Tensor, Tensor]:
         best, tokens = log_probs.max(dim=1)
         return tokens, best
 
     with torch.no_grad():
-        return _follow(model, inputs, 1, max_length, choose)
+        return Follower(model, 1, max_length, choose, rules, on_step).run(inputs)
 
 
-def sample_sequences(
-    model: Autoregressive,
-    inputs: Any,
-    *,
-    n: int,
-    max_length: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    generator: torch.Generator | None = None,
-) -> Hypotheses:
-    r"""Independent samples, with replacement: y_t ~ q, q(v) \propto p(v | y_<t, x)^{1 / temperature}.
+@dataclass(frozen=True)
+class Rules:
+    """What every hypothesis must satisfy: a least length, a prefix, the caller's mask.
+
+    >>> from thalweg.inference import TableModel
+    >>> model = TableModel({}, vocab_size=3, bos=0, eos=2)
+    >>> rules = Rules.check(model, torch.zeros(1, dtype=torch.long), 5, 2, None, None)
+    >>> rules.apply(torch.zeros(1, 3), torch.tensor([0]), None, 1)
+    tensor([[0., 0., -inf]])
+    """
+
+    eos: int | None
+    min_length: int
+    prefix: Tensor | None
+    allowed: Allowed | None
+
+    @classmethod
+    def check(
+        cls,
+        model: Autoregressive,
+        inputs: Any,
+        max_length: int,
+        min_length: int,
+        prefix: Tensor | None,
+        allowed: Allowed | None,
+    ) -> Rules | None:
+        """The rules if they can be kept; None where there are none."""
+        check_min_length(min_length, max_length)
+        if prefix is not None:
+            prefix = check_prefix(prefix, batch_size(inputs), max_length, model).to(device_of(model, inputs))
+        if min_length <= 1 and prefix is None and allowed is None:
+            return None
+        return cls(model.eos, min_length, prefix, allowed)
+
+    def apply(self, log_probs: Tensor, items: Tensor, sequences: Tensor | None, step: int) -> Tensor:
+        """Log-probabilities (R, V) of the ``step``-th symbol with -inf at what may not be; the model's own stay."""
+        log_probs = log_probs.clone()
+        forbid(
+            log_probs,
+            step,
+            items,
+            eos=self.eos,
+            min_length=self.min_length,
+            prefix=self.prefix,
+            allowed=self.allowed,
+            sequences=sequences,
+        )
+        return log_probs
+
+
+@dataclass(frozen=True)
+class Follower:
+    """Follows n rows for each item, each to its eos or ``max_length``, with one choice a step.
 
     Args:
         model: any :class:`Autoregressive`.
-        inputs: what its ``begin`` takes, B items.
-        n: samples for each item.
-        max_length: most symbols of a sample, eos counted.
-        temperature: above 0; below 1 sharpens, above 1 flattens q.
-        top_k: keep the k most probable symbols; exactly k, also when some are tied.
-        top_p: keep the smallest set of most probable symbols with at least this share of the mass, in (0, 1],
-            after ``temperature`` and ``top_k``; never fewer than one.
-        generator: source of randomness; torch's own when None.
-    Returns:
-        :class:`Hypotheses` with K = n, sorted; ``scores`` are log-probabilities under the model itself,
-        whatever the temperature and filters. A sample that comes to where nothing can follow is missing.
-
-    Symbols are drawn by inverting the cumulative distribution in float64, with uniform numbers drawn
-    beforehand for (item, sample, step): on the CPU one call for B items gives what B calls in a row with
-    the same generator give. Time O(T R V), with a filter O(T R V log V); memory O(B n max_length). Holtzman
-    et al. (2020) for top_p.
+        n: rows for each item. The first step is taken once for all of them.
+        max_length: most symbols, eos counted.
+        choose: the symbols, given log-probabilities ``(R, V)``, the numbers of the rows (item * n + copy), the step.
+        rules: what the hypotheses must satisfy; None for nothing.
+        on_step: called after every step; see :class:`Partial`.
 
     >>> from thalweg.inference import TableModel
-    >>> fair = TableModel.markov([[0.5, 0.5], [0.5, 0.5]], bos=0, logarithms=False)
-    >>> which = torch.zeros(2, dtype=torch.long)
-    >>> flips = sample_sequences(fair, which, n=3, max_length=4, generator=torch.Generator().manual_seed(1))
-    >>> flips.tokens.shape, round(flips.scores[0, 0].exp().item(), 4)
-    (torch.Size([2, 3, 4]), 0.0625)
+    >>> model = TableModel.markov([[-0.7, -0.7], [-0.7, -0.7]], bos=0)
+    >>> last = lambda log_probs, rows, step: (torch.ones_like(rows), log_probs[:, 1])
+    >>> Follower(model, 1, 3, last).run(torch.zeros(1, dtype=torch.long)).sequences()
+    [[[1, 1, 1]]]
     """
-    check_at_least_one("n", n)
-    check_at_least_one("max_length", max_length)
-    if not (0 < temperature < math.inf):
-        raise ConfigError(f"`temperature` must be above 0 and finite, got {temperature!r}; for the limit 0 use greedy")
-    if top_k is not None:
-        check_at_least_one("top_k", top_k)
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ConfigError(f"`top_p` must be above 0 and at most 1, got {top_p!r}; None keeps every symbol")
-    device = device_of(model, inputs)
-    source = device if generator is None else generator.device
-    size = (batch_size(inputs) * n, max_length)
-    uniform = torch.rand(size, dtype=torch.float64, generator=generator, device=source).to(device)
 
-    def choose(log_probs: Tensor, rows: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        return _draw(log_probs, uniform[rows, step - 1], temperature, top_k, top_p)
+    model: Autoregressive
+    n: int
+    max_length: int
+    choose: Choice
+    rules: Rules | None = None
+    on_step: Callable[[Partial], object] | None = None
 
-    with torch.no_grad():
-        return _sorted(_follow(model, inputs, n, max_length, choose))
+    def run(self, inputs: Any) -> Hypotheses:
+        """The rows of every item, in the order they were begun; of a large batch one piece after the other."""
+        B, device = batch_size(inputs), device_of(self.model, inputs)
+        if B == 0:
+            return Hypotheses.none(B, self.n, device)
+        state = self.model.begin(inputs)
+        size = max(1, _ROOM // (self.n * self.model.vocab_size))
+        if size >= B:
+            return self.follow(state, 0, B, device)
+        pieces = [torch.arange(first, min(first + size, B), device=device) for first in range(0, B, size)]
+        parts = []
+        for number, items in enumerate(pieces):
+            parts.append(self.follow(self.model.select(state, items), number * size, items.numel(), device))
+        return joined(parts)
 
-
-def _draw(
-    log_probs: Tensor, uniform: Tensor, temperature: float, top_k: int | None, top_p: float | None
-) -> tuple[Tensor, Tensor]:
-    top = log_probs.amax(dim=1, keepdim=True)
-    weights = ((log_probs.double() - top) / temperature).exp()  # NaN in rows that are wrong or all -inf
-    order = None
-    if top_k is not None:
-        weights, order = weights.topk(min(top_k, weights.size(1)), dim=1)
-    elif top_p is not None:
-        weights, order = weights.sort(dim=1, descending=True)
-    cumulative = weights.cumsum(dim=1)
-    if top_p is not None:
-        # A symbol stays while the mass before it is still short of the share; the first always does.
-        short = cumulative - weights < top_p * cumulative[:, -1:]
-        cumulative = (weights * short).cumsum(dim=1)
-    # rand() is below 1, so the target is below the whole mass and a symbol without mass is never met.
-    target = uniform.unsqueeze(1) * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.size(1) - 1)
-    if order is not None:
-        tokens = order.gather(1, tokens)
-    chosen = torch.where(top < math.inf, log_probs.gather(1, tokens), top)
-    return tokens.squeeze(1), chosen.squeeze(1)
+    def follow(self, state: Any, first: int, count: int, device: torch.device) -> Hypotheses:
+        """Items ``first`` ... ``first + count - 1``, whose rows ``state`` holds."""
+        walk = _Walk(self, state, first, count, device)
+        for step in range(1, self.max_length + 1):
+            if not walk.advance(step):
+                break
+        return walk.paths.hypotheses()
 
 
-def _follow(model: Autoregressive, inputs: Any, n: int, max_length: int, choose: Choice) -> Hypotheses:
-    """Follow n rows for each item, each to its eos or ``max_length``."""
-    B, V, eos = batch_size(inputs), model.vocab_size, model.eos
-    device = device_of(model, inputs)
-    if B == 0:
-        return Hypotheses.none(B, n, device)
-    paths = _Paths(B, n, device)
-    rows = torch.arange(B * n, device=device)
-    running = torch.zeros(B * n, device=device)
-    tokens = torch.full((B,), model.bos, dtype=torch.long, device=device)
-    state = model.begin(inputs)
-    for step in range(1, max_length + 1):
-        log_probs, state = model.step(tokens, state)
-        check_log_probs(log_probs, tokens.size(0), V)
-        if step == 1 and n > 1:
-            log_probs = log_probs.repeat_interleave(n, dim=0)
-        tokens, chosen = choose(log_probs, rows, step)
-        running = running + chosen  # float32 at least, the model's type where that is wider
-        paths.history.append((rows, tokens))
-        usable = chosen.isfinite()
-        ended = torch.full_like(usable, step == max_length) if eos is None else tokens == eos
-        stopped = ended | ~usable if step < max_length else torch.ones_like(ended)
+class _Walk:
+    """The rows of some items that are still going: their numbers, last symbols and scores, and the model's state."""
+
+    def __init__(self, search: Follower, state: Any, first: int, count: int, device: torch.device) -> None:
+        self.search, self.state, self.first = search, state, first
+        self.paths = _Paths(count, search.n, device)
+        self.rows = torch.arange(count * search.n, device=device)
+        self.scores = torch.zeros(count * search.n, device=device)
+        self.tokens = torch.full((count,), search.model.bos, dtype=torch.long, device=device)
+        # Only who asks for partial sequences pays for putting them together.
+        watched = search.on_step is not None or (search.rules is not None and search.rules.allowed is not None)
+        self.past = torch.empty((count, 0), dtype=torch.long, device=device) if watched else None
+
+    def items(self) -> Tensor:
+        return self.rows // self.search.n + self.first
+
+    def advance(self, step: int) -> bool:
+        """Give each row one more symbol and drop those that end; whether any goes on."""
+        search, n = self.search, self.search.n
+        log_probs = self.ask(step)
+        offset = self.first * n
+        self.tokens, chosen = search.choose(log_probs, self.rows + offset if offset else self.rows, step)
+        self.scores = self.scores + chosen  # float32 at least, the model's type where that is wider
+        self.paths.history.append((self.rows, self.tokens))
+        if self.past is not None:
+            self.past = torch.cat([self.past, self.tokens.unsqueeze(1)], dim=1)
         # All rows of an item start from the one row of its first step.
-        parents = rows // n if step == 1 and n > 1 else None
-        if bool(stopped.any()):
-            raise_not_a_number(~(chosen < math.inf), rows // n, step)
-            paths.stop(rows[stopped], running[stopped], usable[stopped] * step, (ended & usable)[stopped])
+        parents = self.rows // n if step == 1 and n > 1 else None
+        # NaN is not above -inf, so it stops its row; +inf stays in the score until its row stops.
+        usable, last = self.scores > -math.inf, step == search.max_length
+        eos = search.model.eos
+        ended = torch.full_like(usable, last) if eos is None else self.tokens == eos
+        stopped = torch.ones_like(ended) if last else ended | ~usable
+        some = bool(stopped.any())
+        if some:
+            raise_not_a_number(~(self.scores < math.inf), self.items(), step)
+            self.paths.stop(stopped, self.rows, self.scores, usable, ended, step)
+        if search.on_step is not None:
+            self.report(search.on_step, usable, ended, step)
+        if some:
             going = (~stopped).nonzero().squeeze(1)
             if going.numel() == 0:
-                break
-            rows, tokens, running = rows[going], tokens[going], running[going]
+                return False
+            self.rows, self.tokens, self.scores = self.rows[going], self.tokens[going], self.scores[going]
+            self.past = None if self.past is None else self.past[going]
             parents = going if parents is None else parents[going]
         if parents is not None:
-            state = model.select(state, parents)
-    return paths.hypotheses()
+            self.state = search.model.select(self.state, parents)
+        return True
+
+    def ask(self, step: int) -> Tensor:
+        """What may follow each row, (R, V); the first step is taken once for all rows of an item."""
+        search, n = self.search, self.search.n
+        log_probs, self.state = search.model.step(self.tokens, self.state)
+        check_log_probs(log_probs, self.tokens.size(0), search.model.vocab_size)
+        if search.rules is not None:
+            items = self.items()[::n] if step == 1 else self.items()
+            log_probs = search.rules.apply(log_probs, items, self.past, step)
+        if step == 1 and n > 1:
+            log_probs = log_probs.repeat_interleave(n, dim=0)
+            self.past = None if self.past is None else self.past.repeat_interleave(n, dim=0)
+        return log_probs
+
+    def report(self, on_step: Callable[[Partial], object], usable: Tensor, ended: Tensor, step: int) -> None:
+        assert self.past is not None
+        partial = Partial(step, self.items(), self.past, self.scores, ended)
+        if not bool(usable.all()):
+            partial = Partial(step, *(part[usable] for part in partial[1:]))
+        on_step(partial)
 
 
 class _Paths:
@@ -189,12 +268,13 @@ class _Paths:
         self.scores = torch.zeros(batch * n, device=device)
         self.history: list[tuple[Tensor, Tensor]] = []
 
-    def stop(self, rows: Tensor, scores: Tensor, lengths: Tensor, finished: Tensor) -> None:
-        """Record the end of ``rows``."""
+    def stop(self, which: Tensor, rows: Tensor, scores: Tensor, usable: Tensor, ended: Tensor, step: int) -> None:
+        """Record the end of those of ``rows`` that go no further; what is not usable has no length."""
+        stopped = rows[which]
         self.scores = self.scores.to(scores.dtype)
-        self.scores[rows] = scores
-        self.lengths[rows] = lengths
-        self.finished[rows] = finished
+        self.scores[stopped] = scores[which]
+        self.lengths[stopped] = usable[which] * step
+        self.finished[stopped] = (ended & usable)[which]
 
     def hypotheses(self) -> Hypotheses:
         """All rows, grouped by item, in the order they were begun."""
@@ -212,11 +292,18 @@ class _Paths:
         )
 
 
-def _sorted(found: Hypotheses) -> Hypotheses:
-    """Finished ones first, then by score."""
-    order = found.scores.argsort(dim=1, descending=True, stable=True)
-    late = found.finished.gather(1, order).logical_not().to(torch.uint8)
-    order = order.gather(1, late.argsort(dim=1, stable=True))
-    tokens = found.tokens.gather(1, order.unsqueeze(2).expand_as(found.tokens))
-    lengths, scores = found.lengths.gather(1, order), found.scores.gather(1, order)
-    return Hypotheses(tokens, lengths, scores, found.finished.gather(1, order), found.optimal)
+def joined(parts: Sequence[Hypotheses]) -> Hypotheses:
+    """The items of several answers, one after the other, all with the same K.
+
+    >>> one = Hypotheses.none(2, 3, torch.device("cpu"))
+    >>> joined([one, one]).tokens.shape
+    torch.Size([4, 3, 0])
+    """
+    T = max(part.tokens.size(2) for part in parts)
+    tokens = [nn.functional.pad(part.tokens, (0, T - part.tokens.size(2)), value=-1) for part in parts]
+    gaps = [part.gap for part in parts if part.gap is not None]
+    return Hypotheses(
+        torch.cat(tokens),
+        *(torch.cat([getattr(part, name) for part in parts]) for name in ("lengths", "scores", "finished", "optimal")),
+        gap=torch.cat(gaps) if len(gaps) == len(parts) else None,
+    )

@@ -7,12 +7,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from thalweg.errors import ConfigError, MissingDependencyError, nearest
 from thalweg.kernels.potentials import Chain, SparseTransitions
 
-__all__ = ["BACKENDS", "chain_kernels", "on_cpu"]
+__all__ = ["BACKENDS", "chain_kernels", "decoding_kernels", "fixed_kernels", "on_cpu"]
 
 # What `backend=` may say.
 BACKENDS = ("auto", "reference", "scan", "cpu", "gpu")
@@ -82,3 +83,25 @@ def chain_kernels(backend: str, chain: Chain) -> ModuleType | None:
     if chosen in ("reference", "scan") or not len(chain.emissions):  # an empty batch is no work for a kernel
         return None
     return _module(f"{chosen}.sparse_chain" if isinstance(chain.transitions, SparseTransitions) else f"{chosen}.chain")
+
+
+def decoding_kernels(x: Tensor) -> ModuleType | None:
+    """The compiled kernels for decoding steps on numbers like ``x``, or None where plain PyTorch computes them.
+
+    >>> import torch
+    >>> decoding_kernels(torch.zeros(1, 1, dtype=torch.float64)) is None
+    True
+    """
+    if x.dtype != torch.float32 or not x.is_cpu or not x.numel() or not _installed("numba"):
+        return None
+    return _module("cpu.decoding")
+
+
+def fixed_kernels(device: torch.device) -> ModuleType | None:
+    """The kernels of decoding steps in buffers of fixed shape, which a GPU can record and repeat; None elsewhere.
+
+    >>> import torch
+    >>> fixed_kernels(torch.device("cpu")) is None
+    True
+    """
+    return _module("gpu.decoding") if device.type == "cuda" and _installed("triton") else None

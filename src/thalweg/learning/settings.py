@@ -18,8 +18,10 @@ class TrainingConfig:
     """How a model is trained.
 
     Attributes:
-        epochs: passes over the training data at most; 0 means 20, and more where those are under 4,000 steps.
+        epochs: passes over the training data at most; 0 means 20, and more where those are under 4,000 steps (or
+            five times the warm-up where that is more).
         batch_size: pairs per step.
+        batch_tokens: symbols per step at most instead, sources and targets with padding; 0 goes by ``batch_size``.
         optimiser: ``sgd``, ``adam_l2`` (L2 in the gradient) or ``adamw`` (decoupled decay).
         learning_rate, weight_decay, momentum: as torch's optimiser of that name.
         clip: largest norm of the whole gradient; 0 leaves it alone.
@@ -45,6 +47,7 @@ class TrainingConfig:
 
     epochs: int = 0
     batch_size: int = 32
+    batch_tokens: int = 0
     optimiser: OptimiserName = "adamw"
     learning_rate: float = 3e-3
     weight_decay: float = 0.1
@@ -73,6 +76,7 @@ class TrainingConfig:
                 raise ConfigError(f"training.{name} must be at least 1, got {getattr(self, name)}")
         for name in (
             "epochs",
+            "batch_tokens",
             "weight_decay",
             "momentum",
             "clip",
@@ -103,13 +107,17 @@ class TrainingConfig:
     def planned(self, batches: int) -> TrainingConfig:
         """The same with the number of epochs settled for so many batches an epoch.
 
-        A small file wants many passes: 4,000 steps are the aim, 200 epochs the most.
+        A small file wants many passes: 4,000 steps are the aim, 200 epochs the most; both grow with a warm-up of more
+        than 800 steps, which is a fifth of the whole at most.
 
         >>> [TrainingConfig().planned(batches).epochs for batches in (1, 40, 400)]
         [200, 100, 20]
+        >>> [TrainingConfig(warmup=4000).planned(batches).epochs for batches in (1, 40, 400)]
+        [1000, 500, 50]
         >>> TrainingConfig(epochs=3).planned(40).epochs
         3
         """
         if self.epochs:
             return self
-        return replace(self, epochs=min(200, max(20, math.ceil(4000 / max(1, batches)))))
+        aim = max(4000, 5 * self.warmup)
+        return replace(self, epochs=min(aim // 20, max(20, math.ceil(aim / max(1, batches)))))

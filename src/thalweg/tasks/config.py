@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +11,15 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from thalweg.energies.seq2seq import Seq2SeqConfig
 from thalweg.errors import ConfigError, nearest
 from thalweg.learning.settings import TrainingConfig
+from thalweg.tasks.families import FAMILIES, ModelConfig, family_keys, family_name, family_of
+from thalweg.tasks.search_settings import SearchConfig
 
 __all__ = [
-    "PRESETS",
     "DataConfig",
     "SearchConfig",
     "TransduceConfig",
     "apply_overrides",
+    "as_settings",
     "build_config",
     "read_config",
     "to_yaml",
@@ -39,6 +40,8 @@ class DataConfig:
         source_symbols, target_symbols: ``auto``, ``characters``, ``graphemes`` or ``spaced``.
         source_normalise, target_normalise: Unicode form ``nfc``, ``nfd`` or ``none``; ``auto`` is NFC except where
             composition would hide the letters (Korean syllables).
+        features: ``auto`` reads a third column of tags (``V;PST``) where the training file has one; ``none`` expects
+            two columns.
 
     >>> DataConfig(train="train.tsv").source_symbols
     'auto'
@@ -51,6 +54,7 @@ class DataConfig:
     source_normalise: Normalising = "auto"
     target_symbols: Splitting = "auto"
     target_normalise: Normalising = "auto"
+    features: Literal["auto", "none"] = "auto"
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
@@ -59,65 +63,22 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchConfig:
-    """How answers are searched.
-
-    Attributes:
-        search: ``greedy``, ``beam`` or ``nucleus`` (sampling).
-        width: beam width.
-        length_penalty: exponent of the length that divides a finished hypothesis' score; 0 is none.
-        max_length: symbols at most, end included; 0 means twice the longest training target plus 10.
-        temperature, top_k, top_p: of sampling; top_k 0 is none.
-        sampling_seed: of sampling.
-
-    >>> SearchConfig(search="beam").width
-    5
-    """
-
-    search: Literal["greedy", "beam", "nucleus"] = "greedy"
-    width: int = 5
-    length_penalty: float = 0.0
-    max_length: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 0.9
-    sampling_seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ConfigError(f"search.width must be at least 1, got {self.width}")
-        if self.max_length < 0 or self.top_k < 0:
-            raise ConfigError("search.max_length and search.top_k must be 0 or more")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"search.top_p must be in (0, 1], got {self.top_p}")
-        if not self.temperature > 0:  # NaN too
-            raise ConfigError(f"search.temperature must be positive, got {self.temperature}")
-        if not math.isfinite(self.length_penalty):
-            raise ConfigError(f"search.length_penalty must be finite, got {self.length_penalty}")
-        _check_choices(self, "search")
-
-
-@dataclass(frozen=True, kw_only=True)
 class TransduceConfig:
     """Everything about a transduction run; ``search`` is the one used to measure on the dev data while training.
 
+    In plain settings the section ``model`` may name its ``family`` (``recurrent`` or ``transformer``); without, the
+    settings it holds tell, and where they do not it is recurrent.
+
     >>> TransduceConfig(data=DataConfig(train="train.tsv")).model.cell
     'lstm'
+    >>> build_config({"model": {"heads": 2}}).model.positions
+    'sinusoidal'
     """
 
     data: DataConfig = field(default_factory=DataConfig)
-    model: Seq2SeqConfig = field(default_factory=Seq2SeqConfig)
+    model: ModelConfig = field(default_factory=Seq2SeqConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "lstm-attention": {"model": {"cell": "lstm", "attention": "additive"}},
-    "gru-attention": {"model": {"cell": "gru", "attention": "additive"}},
-    "lstm": {"model": {"cell": "lstm", "attention": "none"}},
-    "gru": {"model": {"cell": "gru", "attention": "none"}},
-}
-"""Settings by the name given to ``--model``; anything in them can be overridden."""
 
 
 def _check_choices(config: object, section: str) -> None:
@@ -137,9 +98,17 @@ def build_config(raw: Mapping[str, Any], kind: type[T] = TransduceConfig, *, whe
     ...
     thalweg.errors.ConfigError: config: `training.epocs` is not a setting; did you mean `epochs`?
     """
+    _check_keys(raw, kind, where, "")
+    settings = dict(raw)
+    if isinstance(model := settings.get("model"), Mapping) and kind is TransduceConfig:
+        shape = {key: value for key, value in model.items() if key != "family"}
+        settings["model"] = _validated(shape, FAMILIES[_family(model, where)], where, "model.")
+    return _validated(settings, kind, where, "")
+
+
+def _validated(raw: Mapping[str, Any], kind: type[T], where: str, prefix: str) -> T:
     from pydantic import TypeAdapter, ValidationError
 
-    _check_keys(raw, kind, where, "")
     try:
         return TypeAdapter(kind).validate_python(dict(raw))
     except ValidationError as error:
@@ -147,37 +116,57 @@ def build_config(raw: Mapping[str, Any], kind: type[T] = TransduceConfig, *, whe
         cause = first.get("ctx", {}).get("error")
         if isinstance(cause, ConfigError):
             raise ConfigError(f"{where}: {cause}") from None
-        key = ".".join(str(part) for part in first["loc"])
+        key = prefix + ".".join(str(part) for part in first["loc"])
         message = first["msg"][0].lower() + first["msg"][1:]
         raise ConfigError(f"{where}: `{key}`: {message}, got {first['input']!r}") from None
+
+
+def _family(model: object, where: str) -> str:
+    try:
+        return family_of(model)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _check_keys(raw: object, kind: Any, where: str, prefix: str) -> None:
     if not isinstance(raw, Mapping):
         got = type(raw).__name__
         raise ConfigError(f"{where}: expected settings as `key: value` lines under `{prefix or 'the top'}`, got {got}")
-    hints = get_type_hints(kind)
+    family = _family(raw, where) if kind == ModelConfig else ""
+    hints = {**family_keys(family), "family": str} if family else get_type_hints(kind)
     for key, value in raw.items():
         if key not in hints:
-            raise ConfigError(f"{where}: `{prefix}{key}` is not a setting; {nearest(str(key), hints)}")
+            raise ConfigError(f"{where}: `{prefix}{key}` is not a setting{_remedy(str(key), hints, family)}")
         if isinstance(value, bool) and hints[key] in (int, float):
             raise ConfigError(f"{where}: `{prefix}{key}`: expected a number, got {str(value).lower()}")
-        if dataclasses.is_dataclass(hints[key]):
+        if dataclasses.is_dataclass(hints[key]) or hints[key] == ModelConfig:
             _check_keys(value, hints[key], where, f"{prefix}{key}.")
+
+
+def _remedy(key: str, choices: Iterable[str], family: str = "") -> str:
+    for other in FAMILIES:
+        if family not in ("", other) and key in family_keys(other):
+            return f" of {family} models but of {other} ones; leave it out or set `model.family={other}`"
+    return f"; {nearest(key, choices)}"
 
 
 def apply_overrides(raw: Mapping[str, Any], words: Iterable[str]) -> dict[str, Any]:
     """Settings with ``key=value`` words laid over them; a key may leave out its section where that is unambiguous.
+
+    Which settings a model has depends on its family: that of ``raw``, or the one that the words tell.
 
     >>> apply_overrides({"model": {"hidden": 64}}, ["hidden=128", "training.epochs=3"])
     {'model': {'hidden': 128}, 'training': {'epochs': 3}}
     """
     import yaml
 
+    words = list(words)
     result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
+    family = _family_told(raw.get("model"), words)
     homes: dict[str, list[str]] = {}
     for section, kind in get_type_hints(TransduceConfig).items():
-        for key in get_type_hints(kind):
+        keys = {**family_keys(family), "family": str} if section == "model" else get_type_hints(kind)
+        for key in keys:
             homes.setdefault(key, []).append(section)
     for word in words:
         key, equals, value = word.partition("=")
@@ -187,7 +176,7 @@ def apply_overrides(raw: Mapping[str, Any], words: Iterable[str]) -> dict[str, A
         if not dot:
             leaf = section
             if leaf not in homes:
-                raise ConfigError(f"`{leaf}` is not a setting; {nearest(leaf, homes)}")
+                raise ConfigError(f"`{leaf}` is not a setting{_remedy(leaf, homes, family)}")
             if len(homes[leaf]) > 1:
                 places = ", ".join(f"`{home}.{leaf}`" for home in homes[leaf])
                 raise ConfigError(f"`{leaf}` is ambiguous; write one of {places}")
@@ -202,6 +191,19 @@ def apply_overrides(raw: Mapping[str, Any], words: Iterable[str]) -> dict[str, A
         if isinstance(home, dict):  # anything else is for `build_config` to refuse
             home[leaf] = "" if parsed is None else parsed
     return result
+
+
+def _family_told(model: object, words: Iterable[str]) -> str:
+    """The family that a model section and ``key=value`` words tell; words of other sections tell nothing."""
+    given = {key.strip(): value.strip() for key, _, value in (word.partition("=") for word in words)}
+    named = given.get("model.family", given.get("family"))
+    if named:
+        return family_of({"family": named})
+    elsewhere: set[str] = set()
+    for section, kind in get_type_hints(TransduceConfig).items():
+        elsewhere |= set() if section == "model" else set(get_type_hints(kind))
+    keys = [key.removeprefix("model.") for key in given if key.startswith("model.") or key not in elsewhere]
+    return family_of(model, keys)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -232,7 +234,18 @@ def read_config(path: Path) -> dict[str, Any]:
     return raw
 
 
-def to_yaml(config: Any) -> str:
+def as_settings(config: TransduceConfig) -> dict[str, Any]:
+    """Plain dictionaries that :func:`build_config` takes back; the model's family is named.
+
+    >>> as_settings(TransduceConfig())["model"]["family"]
+    'recurrent'
+    """
+    settings = dataclasses.asdict(config)
+    settings["model"] = {"family": family_name(config.model), **settings["model"]}
+    return settings
+
+
+def to_yaml(config: TransduceConfig) -> str:
     """A config as YAML that :func:`read_config` reads back.
 
     >>> "epochs: 3" in to_yaml(build_config({"training": {"epochs": 3}}))
@@ -240,4 +253,4 @@ def to_yaml(config: Any) -> str:
     """
     import yaml
 
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(as_settings(config), sort_keys=False, allow_unicode=True)

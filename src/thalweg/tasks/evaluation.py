@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,19 +15,43 @@ from thalweg.data import PairFile
 from thalweg.errors import ConfigError
 from thalweg.learning.checkpoint import write_atomically
 from thalweg.metrics import Score, closest_reference, confusions, score_strings, worst
+from thalweg.tasks.answers import Prediction, Source
 from thalweg.tasks.config import SearchConfig
+from thalweg.tasks.juries import Predictor, open_runs
+from thalweg.tasks.sides import is_tag
 from thalweg.tasks.transduce import words_of
-from thalweg.tasks.transducer import Prediction, Transducer, load, open_pairs
+from thalweg.tasks.transducer import open_pairs
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "ExactReport", "evaluate"]
 
 GAP = "∅"
 PICTURES = 12
 
 
 @dataclass(frozen=True)
+class ExactReport:
+    """What exact search found out about the model and about a beam; shares of the items.
+
+    Attributes:
+        width: of the beam.
+        proved: items whose most probable answer is known; the others ran out of ``max_expansions``.
+        beam_optimal: items whose beam answer is that; beam_beaten: items with a more probable answer than the beam's.
+        empty: items whose most probable answer is the empty one.
+
+    >>> ExactReport(width=5, proved=1.0, beam_optimal=0.99, beam_beaten=0.01, empty=0.0).beam_optimal
+    0.99
+    """
+
+    width: int
+    proved: float
+    beam_optimal: float
+    beam_beaten: float
+    empty: float
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """Scores of one run on one file and the directory that holds the details.
+    """Scores of one run on one file and the directory that holds the details; ``exact`` with exact search alone.
 
     >>> Evaluation(Path("runs/x/evaluation/test"), {}, 100, 2000.0).items
     100
@@ -37,12 +61,14 @@ class Evaluation:
     scores: dict[str, Score]
     items: int
     words_per_second: float
+    exact: ExactReport | None = None
 
 
 @dataclass(frozen=True)
 class _Item:
     source: str
     references: tuple[str, ...]
+    features: tuple[str, ...] = ()
 
 
 def evaluate(
@@ -54,6 +80,9 @@ def evaluate(
     references: Literal["each", "any"] = "each",
     name: str | None = None,
     device: str = "auto",
+    precision: str = "float32",
+    ensemble: Sequence[str | Path] = (),
+    vote: bool = False,
     root: Path | None = None,
     listener: Callable[[dict[str, Any]], None] | None = None,
 ) -> Evaluation:
@@ -66,6 +95,8 @@ def evaluate(
         how: the search; beam of width 5 by default.
         references: ``each`` counts every line; ``any`` counts each source once and accepts any of its targets.
         name: of the evaluation; the file's stem by default.
+        precision: ``float32``; on the CPU also ``bf16`` or ``int8``.
+        ensemble: runs that answer with this one; vote: by a vote instead of the mean of their probabilities.
         listener: called with ``{"event": "predicted", "done": n, "of": m}``.
 
     >>> evaluate("absent", "cmudict:dev")
@@ -76,14 +107,15 @@ def evaluate(
     if references not in ("each", "any"):
         raise ConfigError(f"references must be `each` or `any`, got `{references}`")
     how = how or SearchConfig(search="beam")
-    k = 1 if how.search == "greedy" else k
-    transducer = load(run, device=device)
-    pairs = open_pairs(spec, root)
+    k = 1 if how.search in ("greedy", "exact") else k
+    transducer = open_runs([run, *ensemble], vote=vote, precision=precision, device=device)
+    pairs = open_pairs(spec, root, features=transducer.featured)
     items = _items(pairs, references)
     began = time.perf_counter()
     predictions = list(_predict(transducer, items, k, how, listener))
     speed = len(items) / (time.perf_counter() - began)
 
+    exact = _compare(transducer, items, predictions, how) if how.search == "exact" and not vote else None
     split = transducer.target.symbols.split
     answers = [[answer.symbols for answer in p.answers] for p in predictions]
     gold = [[split(text) for text in item.references] for item in items]
@@ -104,11 +136,17 @@ def evaluate(
         "words_per_second": speed,
         "version": thalweg.__version__,
     }
+    if exact:
+        facts["exact"] = dataclasses.asdict(exact)
+    if ensemble:
+        facts["ensemble"] = {"runs": [str(run) for run in ensemble], "vote": vote}
+    if precision != "float32":
+        facts["precision"] = precision
     _write(directory / "metrics.json", json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
     _write_predictions(directory, items, predictions, answers, gold)
     _write_tables(directory, items, answers, gold, transducer)
     _write_attention(directory, transducer, items, predictions, answers, gold)
-    return Evaluation(directory, scores, len(items), speed)
+    return Evaluation(directory, scores, len(items), speed, exact)
 
 
 def _stem(spec: str) -> str:
@@ -120,19 +158,42 @@ def _stem(spec: str) -> str:
 
 def _items(pairs: PairFile, references: str) -> list[_Item]:
     if references == "any":
-        return [_Item(source, targets) for source, targets in pairs.references().items()]
-    return [_Item(pair.source, (pair.target,)) for pair in pairs.pairs]
+        return [_Item(source, targets, tags) for (source, tags), targets in pairs.questions().items()]
+    return [_Item(pair.source, (pair.target,), pair.features) for pair in pairs.pairs]
+
+
+def _compare(
+    transducer: Predictor, items: list[_Item], predictions: list[Prediction], how: SearchConfig
+) -> ExactReport:
+    """How often a beam finds what exact search proves."""
+    proved = optimal = beaten = empty = 0
+    beam = dataclasses.replace(how, search="beam")
+    for exact, other in zip(predictions, _predict(transducer, items, 1, beam, None), strict=True):
+        if not exact.answers:
+            continue
+        best, guess = exact.answers[0], other.answers[0] if other.answers else None
+        # Rounding may differ between two runs of the model; that is no better answer.
+        worse = guess is None or not guess.finished or best.log_prob > guess.log_prob + 1e-5
+        proved += best.optimal is True
+        optimal += best.optimal is True and not worse
+        beaten += best.finished and worse
+        empty += best.optimal is True and not best.symbols
+    n = max(1, len(items))
+    return ExactReport(
+        width=how.width, proved=proved / n, beam_optimal=optimal / n, beam_beaten=beaten / n, empty=empty / n
+    )
 
 
 def _predict(
-    transducer: Transducer,
+    transducer: Predictor,
     items: list[_Item],
     k: int,
     how: SearchConfig,
     listener: Callable[[dict[str, Any]], None] | None,
 ) -> Iterator[Prediction]:
     # Whole-file chunks let words of one length share a batch.
-    stream = transducer.predict((item.source for item in items), k=k, how=how, batch_size=4096)
+    sources = (Source(item.source, item.features) for item in items)
+    stream = transducer.predict(sources, k=k, how=how, batch_size=4096)
     for done, prediction in enumerate(stream, start=1):
         if listener and (done % 256 == 0 or done == len(items)):
             listener({"event": "predicted", "done": done, "of": len(items)})
@@ -155,11 +216,9 @@ def _write_predictions(
         _, edits = closest_reference(best[0] if best else (), references)
         record = {
             "source": item.source,
+            **({"features": list(item.features)} if item.features else {}),
             "references": list(item.references),
-            "answers": [
-                {"text": a.text, "log_prob": a.log_prob, "probability": a.probability, "finished": a.finished}
-                for a in prediction.answers
-            ],
+            "answers": [answer.to_json() for answer in prediction.answers],
             "correct": edits == 0,
             "edits": edits,
         }
@@ -172,7 +231,7 @@ def _write_tables(
     items: list[_Item],
     answers: list[list[tuple[str, ...]]],
     gold: list[list[tuple[str, ...]]],
-    transducer: Transducer,
+    transducer: Predictor,
 ) -> None:
     join = transducer.target.symbols.join
     rows = ["source\treferences\tprediction\tedits\n"]
@@ -188,7 +247,7 @@ def _write_tables(
 
 def _write_attention(
     directory: Path,
-    transducer: Transducer,
+    transducer: Predictor,
     items: list[_Item],
     predictions: list[Prediction],
     answers: list[list[tuple[str, ...]]],
@@ -201,8 +260,11 @@ def _write_attention(
     chosen_right = set(right)
     wrong = [n for n in range(len(items)) if n not in chosen_right and predictions[n].answers]
     chosen = _spread(right, PICTURES // 2) + _spread(wrong, PICTURES // 2)
-    split = transducer.source.symbols.split
-    shown = [(split(items[n].source), predictions[n].answers[0]) for n in chosen]
+    side = transducer.source
+    shown = [
+        ((*side.tags(items[n].features), *side.symbols.split(items[n].source)), predictions[n].answers[0])
+        for n in chosen
+    ]
     pictures = []
     for n, (source, answer), weights in zip(chosen, shown, transducer.attend(shown), strict=True):
         if weights is None:
@@ -210,7 +272,7 @@ def _write_attention(
         ending = ("</s>",) if answer.finished else ()
         pictures.append(
             {
-                "source": list(source),
+                "source": [symbol.strip() if is_tag(symbol) else symbol for symbol in source],
                 "prediction": [*answer.symbols, *ending],
                 "reference": items[n].references[0],
                 "weights": [[round(w, 4) for w in row] for row in weights],

@@ -8,22 +8,23 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 import thalweg
 from thalweg.data import Alphabet, Batch, Batches, Example, PairFile, Symbols, guess_symbols
-from thalweg.energies.seq2seq import Seq2Seq
-from thalweg.errors import ConfigError, DataError
+from thalweg.errors import CheckpointError, ConfigError, DataError
 from thalweg.learning.checkpoint import Checkpoint, load_checkpoint, write_atomically
 from thalweg.learning.losses import sequence_nll
 from thalweg.learning.trainer import Trainer
 from thalweg.metrics import score_strings
-from thalweg.tasks.config import TransduceConfig, to_yaml
+from thalweg.tasks.config import TransduceConfig, as_settings, to_yaml
+from thalweg.tasks.models import SequenceModel, build_model
 from thalweg.tasks.resuming import check_continues
-from thalweg.tasks.transducer import Side, Transducer, build_model, open_pairs
+from thalweg.tasks.sides import Side, tag_symbol
+from thalweg.tasks.transducer import Transducer, open_pairs
 
 __all__ = ["TrainResult", "train", "words_of"]
 
@@ -75,8 +76,12 @@ def train(
         resume = False
     training, dev = _read_splits(config, root)
     source, target = _sides(config, training)
-    size, seed = config.training.batch_size, config.training.seed
-    batches = Batches(_examples(training, source, target), size=size, seed=seed)
+    batches = Batches(
+        _examples(training, source, target),
+        size=config.training.batch_size,
+        tokens=config.training.batch_tokens,
+        seed=config.training.seed,
+    )
     config = dataclasses.replace(config, training=config.training.planned(len(batches)))
     torch.manual_seed(config.training.seed)
     model = build_model(config, source, target)
@@ -84,7 +89,7 @@ def train(
     meta = {
         "task": "transduce",
         "version": thalweg.__version__,
-        "config": dataclasses.asdict(config),
+        "config": as_settings(config),
         "source": source.to_json(),
         "target": target.to_json(),
         "longest": longest,
@@ -103,6 +108,7 @@ def train(
     if resume:
         last = load_checkpoint(out / "last.safetensors")
         check_continues(out / "last.safetensors", last.meta, meta)
+        _check_batches(out / "last.safetensors", last.meta, config)
         log.cut(last)
     else:
         log.clear()
@@ -118,9 +124,9 @@ def train(
 def _read_splits(config: TransduceConfig, root: Path | None) -> tuple[PairFile, PairFile]:
     if not config.data.train:
         raise ConfigError("no training data: give `--data train.tsv` or `data.train` in the config")
-    training = open_pairs(config.data.train, root)
+    training = open_pairs(config.data.train, root, features=None if config.data.features == "auto" else False)
     if config.data.dev:
-        return training, open_pairs(config.data.dev, root)
+        return training, open_pairs(config.data.dev, root, features=training.featured)
     # By a hash of the source: its targets stay together, and the choice never moves between runs.
     share = config.data.held_out
     held = {s for s in set(training.sources()) if _unit_hash(s) < share}
@@ -133,11 +139,21 @@ def _read_splits(config: TransduceConfig, root: Path | None) -> tuple[PairFile, 
     return PairFile(training.path, tuple(rest)), PairFile(f"{training.path} (held out)", tuple(dev))
 
 
+def _check_batches(path: Path, before: dict[str, Any], config: TransduceConfig) -> None:
+    """The place in an epoch means nothing where batches are cut in another way."""
+    was, now = before["config"]["training"].get("batch_tokens", 0), config.training.batch_tokens
+    if was != now:
+        raise CheckpointError(
+            f"{path}: expected training.batch_tokens={was} as before, got {now}; keep it or choose another --out"
+        )
+
+
 def _digest(pairs: PairFile) -> str:
     """A fingerprint of the training pairs, so that a run is never resumed on other data."""
     digest = hashlib.sha256()
     for pair in pairs.pairs:
-        digest.update(f"{pair.source}\t{pair.target}\n".encode())
+        columns = (pair.source, pair.target, *([";".join(pair.features)] if pair.features else []))
+        digest.update(("\t".join(columns) + "\n").encode())
     return digest.hexdigest()[:16]
 
 
@@ -146,19 +162,25 @@ def _unit_hash(text: str) -> float:
 
 
 def _sides(config: TransduceConfig, training: PairFile) -> tuple[Side, Side]:
-    sides = []
+    cut: list[Symbols] = []
+    pieces: list[list[Sequence[str]]] = []
     for name, texts in (("source", training.sources()), ("target", training.targets())):
         kind, form = getattr(config.data, f"{name}_symbols"), getattr(config.data, f"{name}_normalise")
         guess = guess_symbols(texts)
         symbols = Symbols(
             kind=guess.kind if kind == "auto" else kind, normalise=guess.normalise if form == "auto" else form
         )
-        sides.append(Side(symbols, Alphabet.build(symbols.split(text) for text in texts)))
-    return sides[0], sides[1]
+        cut.append(symbols)
+        pieces.append([symbols.split(text) for text in texts])
+    pieces[0].append([tag_symbol(tag) for pair in training.pairs for tag in pair.features])
+    if getattr(config.model, "shared", False):  # one embedding for both sides needs one numbering
+        pieces = [pieces[0] + pieces[1]] * 2
+    source, target = (Side(symbols, Alphabet.build(split)) for symbols, split in zip(cut, pieces, strict=True))
+    return source, target
 
 
 def _examples(pairs: PairFile, source: Side, target: Side) -> list[Example]:
-    return [Example(source.encode(pair.source), target.encode(pair.target)) for pair in pairs.pairs]
+    return [Example(source.encode(pair.source, pair.features), target.encode(pair.target)) for pair in pairs.pairs]
 
 
 def _loss(model: nn.Module, batch: Batch, forcing: float, smoothing: float) -> tuple[Tensor, int]:
@@ -176,8 +198,7 @@ def _dev_evaluator(
     words = words_of(target, dev.targets())
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        assert isinstance(model, Seq2Seq)
-        transducer = Transducer(model, source, target, longest=longest, meta=meta)
+        transducer = Transducer(cast(SequenceModel, model), source, target, longest=longest, meta=meta)
         answers: list[list[tuple[str, ...]]] = [[] for _ in examples]
         total, terms = 0.0, 0
         for batch in batches.iterate(0):
@@ -215,11 +236,15 @@ def _start_event(
         "parameters": sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad),
         "train": {"path": training.path, "pairs": len(training), "summary": training.summary()},
         "dev": {"path": dev.path, "pairs": len(dev), "summary": dev.summary()},
-        "source": {"symbols": str(source.symbols), "size": len(source.alphabet)},
+        "source": {"symbols": str(source.symbols), "size": len(source.alphabet), **_tags(source)},
         "target": {"symbols": str(target.symbols), "size": len(target.alphabet)},
         "epochs": trainer.config.epochs,
         "resumed": resumed,
     }
+
+
+def _tags(source: Side) -> dict[str, int]:
+    return {"features": len(source.features)} if source.features else {}
 
 
 class _Log:

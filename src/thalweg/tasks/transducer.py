@@ -2,91 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
-from thalweg.data import EOS, Alphabet, PairFile, Symbols, load_dataset, pad, read_pairs
-from thalweg.energies.seq2seq import Seq2Seq
-from thalweg.errors import CheckpointError, ConfigError
-from thalweg.inference import Hypotheses, beam_search, greedy, sample_sequences
+from thalweg.data import EOS, PairFile, load_dataset, pad, read_pairs
+from thalweg.errors import CheckpointError, ConfigError, DataError
+from thalweg.inference import Hypotheses, Partial, Trie, stream
 from thalweg.learning.checkpoint import load_checkpoint
 from thalweg.learning.trainer import resolve_device
-from thalweg.tasks.config import SearchConfig, TransduceConfig, build_config
+from thalweg.tasks.answers import Answer, Prediction, Source, cut_at, join_answers, read_answers, with_attention
+from thalweg.tasks.config import SearchConfig, build_config
+from thalweg.tasks.models import SequenceModel, build_model, device_of_model, reduced
+from thalweg.tasks.searching import Plan, best_by_risk, forced_prefix, lexicon_trie, plan
+from thalweg.tasks.sides import Piece, Side
 
-__all__ = ["Answer", "Prediction", "Side", "Transducer", "build_model", "load", "open_pairs"]
+__all__ = ["Answer", "Prediction", "Side", "Source", "Transducer", "build_model", "load", "open_pairs"]
 
-Piece = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Side:
-    """One side of the pairs: how text is cut into symbols, and the symbols that are known.
-
-    >>> side = Side(Symbols(), Alphabet.build(["abc"]))
-    >>> side.encode("cab"), side.decode([6, 4, 5, 3])
-    ((6, 4, 5), 'cab')
-    """
-
-    symbols: Symbols
-    alphabet: Alphabet
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a text's symbols."""
-        return tuple(self.alphabet.encode(self.symbols.split(text)))
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Text of ids up to the first end symbol."""
-        return self.symbols.join(self.alphabet.decode(ids))
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {"symbols": self.symbols.to_json(), "alphabet": self.alphabet.to_json()}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Side:
-        """What :meth:`to_json` gave."""
-        return cls(Symbols.from_json(data["symbols"]), Alphabet.from_json(data["alphabet"]))
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One predicted text with its log-probability; ``finished`` is false for one cut at the length limit.
-
-    >>> Answer("k æ t", ("k", "æ", "t"), 0.0, True).probability
-    1.0
-    """
-
-    text: str
-    symbols: tuple[str, ...]
-    log_prob: float
-    finished: bool
-    attention: list[list[float]] | None = None
-
-    @property
-    def probability(self) -> float:
-        """exp(log_prob)."""
-        return math.exp(self.log_prob)
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The answers for one source, best first, and the source symbols the model has never seen.
-
-    >>> Prediction("cat", ()).unknown
-    ()
-    """
-
-    source: str
-    answers: tuple[Answer, ...]
-    unknown: tuple[str, ...] = ()
+PICTURES = (".png", ".svg", ".pdf", ".dot")
 
 
 class Transducer:
@@ -98,14 +36,22 @@ class Transducer:
     'predict'
     """
 
-    def __init__(self, model: Seq2Seq, source: Side, target: Side, *, longest: int, meta: dict[str, Any]):
-        self.model, self.source, self.target = model.eval(), source, target
+    def __init__(self, model: SequenceModel, source: Side, target: Side, *, longest: int, meta: dict[str, Any]):
+        if isinstance(model, nn.Module):
+            model.eval()
+        self.model, self.source, self.target = model, source, target
         self.longest, self.meta = longest, meta
+        self._lexicons: dict[str, Trie] = {}
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(self.model.parameters()).device
+        return device_of_model(self.model)
+
+    @property
+    def featured(self) -> bool:
+        """Whether the model reads tags beside the text."""
+        return bool(self.source.features)
 
     def search(
         self,
@@ -114,26 +60,30 @@ class Transducer:
         k: int,
         how: SearchConfig,
         generator: torch.Generator | None = None,
+        **more: Any,
     ) -> Hypotheses:
-        """The k best id sequences for each source id sequence; ``generator`` serves sampling."""
+        """The k best id sequences for each source id sequence; ``generator`` serves sampling.
+
+        ``more`` goes to the search as it is (``return_tree``, ``on_step``).
+        """
         inputs = pad(sources).to(self.device)
-        limit = how.max_length or 2 * self.longest + 10
-        if how.search == "greedy":
-            return greedy(self.model, inputs, max_length=limit)
-        if how.search == "beam":
-            width = max(how.width, k)
-            return beam_search(
-                self.model, inputs, width=width, k=k, max_length=limit, length_penalty=how.length_penalty
-            )
-        return sample_sequences(
-            self.model,
-            inputs,
-            n=k,
-            max_length=limit,
-            temperature=how.temperature,
-            top_k=how.top_k or None,
-            top_p=how.top_p,
-            generator=generator or self.generator(how),
+        found = self._plan(len(sources), k, how, generator).run(self.model, inputs, **more)
+        return best_by_risk(found, k) if how.search == "mbr" else found
+
+    def _plan(self, count: int, k: int, how: SearchConfig, generator: torch.Generator | None) -> Plan:
+        prefix = None
+        if how.prefix:
+            ids = forced_prefix(how.prefix, self.target)
+            prefix = torch.tensor(ids, device=self.device).expand(count, -1)
+        if how.lexicon and how.lexicon not in self._lexicons:
+            self._lexicons[how.lexicon] = lexicon_trie(how.lexicon, self.target)
+        return plan(
+            how,
+            k=k,
+            max_length=2 * self.longest + 10,
+            prefix=prefix,
+            allowed=self._lexicons[how.lexicon] if how.lexicon else None,
+            generator=generator or (self.generator(how) if how.draws else None),
         )
 
     def generator(self, how: SearchConfig) -> torch.Generator:
@@ -142,7 +92,7 @@ class Transducer:
 
     def predict(
         self,
-        texts: Iterable[str],
+        texts: Iterable[str | Source],
         *,
         k: int = 1,
         how: SearchConfig | None = None,
@@ -153,9 +103,11 @@ class Transducer:
         """Answers for each text, in order, streaming: ``batch_size`` texts are read ahead at most.
 
         Args:
-            k: answers per text at most (1 with greedy search).
+            texts: sources; with their tags, ``Source("run", ("V", "PST"))``, for a model that was trained with them.
+            k: answers per text at most (1 with greedy and exact search).
             how: the search; beam of width 5 by default.
-            attention: also give where each answer symbol looked, ``[[weight per source symbol] per answer symbol]``.
+            attention: also give where each answer symbol looked, ``[[weight per source symbol] per answer symbol]``;
+                tags come first among the source symbols.
             unknown: a source symbol outside the alphabet is read as the unknown symbol (``report``), or splits the
                 text there and is copied through as it is (``copy``).
         """
@@ -166,18 +118,33 @@ class Transducer:
         if unknown not in ("report", "copy"):
             raise ConfigError(f"unknown must be `report` or `copy`, got `{unknown}`")
         how = how or SearchConfig(search="beam")
-        stream, generator = iter(texts), self.generator(how)
-        while chunk := list(itertools.islice(stream, batch_size)):
-            split = [self.source.symbols.split(text) for text in chunk]
+        if unknown == "copy" and (how.prefix or how.lexicon):
+            raise ConfigError("copying unknown symbols answers in pieces, which prefix and lexicon do not go with")
+        waiting, generator = iter(texts), self.generator(how)
+        while chunk := [self._source(text) for text in itertools.islice(waiting, batch_size)]:
+            split = [self.source.symbols.split(source.text) for source in chunk]
             strange = [self.source.alphabet.unknown(symbols) for symbols in split]
             rows = [
-                _cut(symbols, set(seen) if unknown == "copy" else set())
-                for symbols, seen in zip(split, strange, strict=True)
+                cut_at(symbols, set(seen) if unknown == "copy" else set(), self.source.tags(source.features))
+                for source, symbols, seen in zip(chunk, split, strange, strict=True)
             ]
             found = self._answer_pieces(rows, k, how, attention, generator)
-            for text, row, answers, seen in zip(chunk, rows, found, strange, strict=True):
+            for source, row, answers, seen in zip(chunk, rows, found, strange, strict=True):
                 whole = len(row) == 1 and row[0][0]
-                yield Prediction(text, answers[0] if whole else _join(answers, self.target.symbols, k), seen)
+                best = answers[0] if whole else join_answers(answers, self.target.symbols, k)
+                missing = tuple(tag for tag in source.features if not self.source.tags([tag]))
+                yield Prediction(source.text, best, seen, source.features, missing)
+
+    def _source(self, text: str | Source) -> Source:
+        source = Source(text) if isinstance(text, str) else text
+        if self.featured and source.text and not source.features:
+            raise ConfigError(f"this run reads tags beside the text, got none with `{source.text}`; give its features")
+        if source.features and not self.featured:
+            raise ConfigError(
+                f"this run was trained without features, got `{';'.join(source.features)}` with `{source.text}`; "
+                "leave them out"
+            )
+        return source
 
     def _answer_pieces(
         self,
@@ -193,8 +160,7 @@ class Transducer:
         keeps padding out of the encoder.
         """
         numbers = itertools.count()
-        draw = how.search == "nucleus"
-        keys = [[(piece, next(numbers) if draw else 0, known) for known, piece in row] for row in rows]
+        keys = [[(piece, next(numbers) if how.draws else 0, known) for known, piece in row] for row in rows]
         wanted = {(len(piece), piece, n) for row in keys for piece, n, known in row if known}
         order = [(piece, n) for _, piece, n in sorted(wanted)]
         answers: dict[tuple[Piece, int], tuple[Answer, ...]] = {}
@@ -202,32 +168,63 @@ class Transducer:
             group = order[start : start + 256]
             found = self._answers([piece for piece, _ in group], k, how, attention, generator)
             answers.update(zip(group, found, strict=True))
-        copied = [[(Answer("", piece, 0.0, True),) for piece, _, _ in row] for row in keys]
+        proved = True if how.proves else None
         return [
-            [answers[piece, n] if known else copy for (piece, n, known), copy in zip(row, copies, strict=True)]
-            for row, copies in zip(keys, copied, strict=True)
+            [answers[piece, n] if known else (Answer("", piece, 0.0, True, optimal=proved),) for piece, n, known in row]
+            for row in keys
         ]
 
     def _answers(
         self, words: list[Piece], k: int, how: SearchConfig, attention: bool, generator: torch.Generator
     ) -> list[tuple[Answer, ...]]:
         ids = [self.source.alphabet.encode(word) for word in words]
-        found = self.search(ids, k=k, how=how, generator=generator)
-        tokens, lengths = found.tokens.tolist(), found.lengths.tolist()
-        scores, finished = found.scores.tolist(), found.finished.tolist()
-        rows = []
-        for b in range(len(words)):
-            row = []
-            for j in range(len(lengths[b])):
-                if lengths[b][j]:
-                    symbols = self.target.alphabet.decode(tokens[b][j][: lengths[b][j]])
-                    text = self.target.symbols.join(symbols)
-                    row.append(Answer(text, symbols, scores[b][j], finished[b][j]))
-            rows.append(tuple(row))
+        rows = read_answers(self.search(ids, k=k, how=how, generator=generator), self.target, proving=how.proves)
         if not attention:
             return rows
-        looks = iter(self.attend([(word, answer) for word, row in zip(words, rows, strict=True) for answer in row]))
-        return [tuple(dataclasses.replace(answer, attention=next(looks)) for answer in row) for row in rows]
+        looks = self.attend([(word, answer) for word, row in zip(words, rows, strict=True) for answer in row])
+        return with_attention(rows, looks)
+
+    def stream(self, text: str, *, features: Sequence[str] = (), how: SearchConfig | None = None) -> Iterator[Answer]:
+        """The best answer so far, after each symbol; the last is what :meth:`predict` gives first.
+
+        Works with greedy, beam and sampling search. A partial answer may be unlike the one before: in a beam another
+        beginning can come to the fore.
+        """
+        how = how or SearchConfig(search="beam")
+        if how.search in ("exact", "stochastic", "mbr"):
+            raise ConfigError(
+                f"`{how.search}` search has no answer that grows; stream with `beam`, `greedy` or `nucleus`"
+            )
+        source = self._source(Source(text, tuple(features)))
+        ids = self.source.encode(source.text, source.features)
+        if not self.source.symbols.split(text):
+            return
+        search, options = self._plan(1, 1, how, None)
+        for found in stream(search, self.model, pad([ids]).to(self.device), **options):
+            if isinstance(found, Partial):
+                best = int(found.scores.argmax())
+                symbols = self.target.alphabet.decode(found.tokens[best].tolist())
+                ended = bool(found.finished[best])
+                yield Answer(self.target.symbols.join(symbols), symbols, float(found.scores[best]), ended)
+            else:
+                yield from read_answers(found, self.target, proving=how.proves)[0][:1]
+
+    def draw_tree(self, source: Source, path: Path, *, how: SearchConfig) -> None:
+        """Write what the beam looked at for a source: a picture, or Graphviz text where ``path`` ends in ``.dot``."""
+        if how.search not in ("beam", "diverse"):
+            raise ConfigError(f"a tree is of a beam, got `{how.search}` search; use `beam` or `diverse`")
+        if path.suffix not in PICTURES:
+            raise ConfigError(f"{path}: expected a name that ends in {', '.join(PICTURES)}, got `{path.suffix}`")
+        source = self._source(source)
+        ids = self.source.encode(source.text, source.features)
+        tree = self.search([ids], k=how.width, how=how, return_tree=True).tree
+        assert tree is not None
+        names = ("\ufffd", "<pad>", "<s>", "</s>", *self.target.alphabet.symbols)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".dot":
+            path.write_text(tree.to_dot(0, names, dropped=how.width) + "\n", encoding="utf-8")
+        else:
+            tree.draw(0, names, path, dropped=how.width)
 
     def attend(self, pairs: Sequence[tuple[Piece, Answer]]) -> list[list[list[float]] | None]:
         """Where each answer looked: weights per answer symbol (end included) and source symbol.
@@ -254,41 +251,32 @@ class Transducer:
         return [next(matrices) if source else None for source, _ in pairs]
 
 
-def _cut(symbols: Piece, strange: set[str]) -> list[tuple[bool, Piece]]:
-    """Runs of known symbols (True) and of unknown ones (False); all are known where ``strange`` is empty."""
-    runs = itertools.groupby(symbols, key=lambda symbol: symbol not in strange)
-    return [(known, tuple(run)) for known, run in runs]
-
-
-def _join(row: list[tuple[Answer, ...]], target: Symbols, k: int) -> tuple[Answer, ...]:
-    """The k best joint answers of independent pieces: log-probabilities add; equal texts count once, at their best."""
-    best: list[Answer] = [Answer("", (), 0.0, True)] if row else []
-    for options in row:
-        joined = [
-            Answer("", a.symbols + b.symbols, a.log_prob + b.log_prob, a.finished and b.finished)
-            for a in best
-            for b in options
-        ]
-        joined.sort(key=lambda answer: (answer.finished, answer.log_prob), reverse=True)
-        first = {answer.symbols: answer for answer in reversed(joined)}
-        best = [answer for answer in joined if first[answer.symbols] is answer][:k]
-    return tuple(dataclasses.replace(answer, text=target.join(answer.symbols)) for answer in best)
-
-
-def open_pairs(spec: str, root: Path | None = None) -> PairFile:
+def open_pairs(spec: str, root: Path | None = None, *, features: bool | None = False) -> PairFile:
     """Pairs of a TSV file, or of a data set named ``NAME:SPLIT``.
+
+    Args:
+        root: folder of known data sets.
+        features: whether there is a third column of tags; None means just when the first line has one.
 
     >>> len(open_pairs("cmudict:dev")) > 1000
     True
     """
     name, colon, split = spec.rpartition(":")
     if colon and not os.path.exists(spec) and os.sep not in split and "\\" not in split and len(name) > 1:
+        if features:
+            raise DataError(
+                f"{spec}: expected pairs with tags, which this run reads, got a data set without; give a file"
+            )
         return load_dataset(name, split, root=root)
-    return read_pairs(spec)
+    return read_pairs(spec, features=features)
 
 
-def load(run: str | Path, *, device: str = "auto") -> Transducer:
+def load(run: str | Path, *, device: str = "auto", precision: str = "float32") -> Transducer:
     """The best model of a run directory (or the ``model.safetensors`` itself), ready to predict.
+
+    Args:
+        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
+        precision: ``float32``; on the CPU also ``bf16`` or ``int8``, which change answers slightly.
 
     >>> load("absent")
     Traceback (most recent call last):
@@ -310,14 +298,8 @@ def load(run: str | Path, *, device: str = "auto") -> Transducer:
         raise CheckpointError(
             f"{path}: expected a transduction model, got something else ({reason}); train it again"
         ) from None
-    return Transducer(model.to(resolve_device(device)), source, target, longest=longest, meta=meta)
-
-
-def build_model(config: TransduceConfig, source: Side, target: Side) -> Seq2Seq:
-    """A fresh model of the config's shape for the two alphabets.
-
-    >>> side = Side(Symbols(), Alphabet.build(["abc"]))
-    >>> build_model(build_config({"model": {"hidden": 8}}), side, side).vocab_size
-    7
-    """
-    return Seq2Seq(config.model, source_size=len(source.alphabet), target_size=len(target.alphabet))
+    place = resolve_device(device)
+    if precision != "float32" and place != "cpu":
+        raise ConfigError(f"precision {precision} is for the CPU, got device `{place}`; add `--device cpu`")
+    ready = reduced(model.to(place).eval(), precision)
+    return Transducer(ready, source, target, longest=longest, meta=meta)

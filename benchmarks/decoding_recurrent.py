@@ -1,0 +1,176 @@
+"""LSTM and GRU encoder-decoders: Thalweg's beam beside yoyodyne's and beside an earlier version of itself."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common import Spread, Worker, WrongAnswerError, version_in
+from sides import PEER, SIZES, Data, Ours, Peer, complete, prepare
+from training import BEAM, GREEDY, agreement, alternate, check_like_lengths, check_ours, check_parameters, check_peer
+
+from thalweg.tasks import Transducer, build_config, load, train
+
+HERE = Path(__file__).resolve().parent
+CELLS = ("lstm", "gru")
+
+
+def raw_config(data: Data, cell: str, *, epochs: int, seed: int) -> dict[str, Any]:
+    """The settings of ``sides.our_config`` as a version of Thalweg reads them from a file."""
+    return {
+        "data": {"train": data.path("train"), "dev": data.path("dev")},
+        "model": {
+            "cell": cell,
+            "attention": "additive",
+            **{key: SIZES[key] for key in ("embedding", "hidden", "dropout")},
+        },
+        "training": {
+            "epochs": epochs,
+            "batch_size": SIZES["batch_size"],
+            "optimiser": "adam_l2",
+            "learning_rate": SIZES["learning_rate"],
+            "weight_decay": 0.0,
+            "clip": 0.0,
+            "metric": "accuracy",
+            "seed": seed,
+            "device": "cpu",
+        },
+    }
+
+
+class First:
+    """An earlier version, from the ``src`` folder of its checkout, in its own process."""
+
+    def __init__(self, source: Path, python: str, config: dict[str, Any], run: Path, threads: int):
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = str(source)  # the worker inherits it
+        try:
+            self.worker = Worker(python, HERE / "decoding_first.py", threads=threads)
+        finally:
+            os.environ.pop("PYTHONPATH")
+            if before is not None:
+                os.environ["PYTHONPATH"] = before
+        self.facts = self.worker.ask("setup", config=config, run=str(run), threads=threads)
+        if not Path(self.facts["file"]).is_relative_to(source.resolve()):
+            raise WrongAnswerError(f"expected the version of {source}, got that of {self.facts['file']}")
+
+    def predict(self, words: list[str], *, width: int, k: int) -> tuple[float, dict[str, str]]:
+        """Words a second, and the best answer to each."""
+        answer = self.worker.ask("predict", words=words, width=width, k=k)
+        return len(words) / answer["seconds"], dict(zip(words, answer["answers"], strict=True))
+
+
+class CellPeer(Peer):
+    """Yoyodyne with a choice of the cell."""
+
+    def __init__(self, data: Data, python: str, folder: Path, cell: str, *, seed: int, threads: int):
+        self.data, self.worker = data, Worker(python, HERE / "decoding_yoyodyne.py", threads=threads)
+        self.facts = self.worker.ask(
+            "setup",
+            train=data.path("train"),
+            dev=data.path("dev"),
+            directory=str(folder),
+            source_sep=data.separators[0],
+            target_sep=data.separators[1],
+            max_length=data.max_length,
+            threads=threads,
+            seed=seed,
+            cell=cell,
+            **SIZES,
+        )
+
+
+def _jobs(
+    ours: Ours, transducer: Transducer, peer: CellPeer | None, first: First | None, checks: dict[str, Any]
+) -> dict[str, Callable[[], float]]:
+    words = ours.data.words
+    jobs: dict[str, Callable[[], float]] = {}
+    for name, how, width, k in (("greedy", GREEDY, 1, 1), ("beam", BEAM, 5, 5)):
+        if peer:
+            batch = checks["peer"]["beam_batch"] if width > 1 else 256
+            jobs[f"{name}/{PEER}"] = lambda batch=batch, width=width: peer.predict(batch=batch, width=width)[0]
+        if first:
+            jobs[f"{name}/first"] = lambda width=width, k=k: first.predict(words, width=width, k=k)[0]
+        jobs[f"{name}/ours"] = lambda how=how, k=k: ours.predict(transducer, how, k=k)[0]
+    return jobs
+
+
+def _check_first(ours: Ours, transducer: Transducer, first: First) -> float:
+    """The same weights give the same answers in both versions, but for near-ties."""
+    shares = [
+        agreement(first.predict(ours.data.words, width=width, k=k)[1], ours.predict(transducer, how, k=k)[1])
+        for how, width, k in ((GREEDY, 1, 1), (BEAM, 5, 5))
+    ]
+    if min(shares) < 0.99:
+        raise WrongAnswerError(f"expected the answers of the earlier version, got the same for {min(shares):.1%} only")
+    return min(shares)
+
+
+def measure_cell(args: Any, data: Data, folder: Path, cell: str, *, yoyodyne: bool) -> dict[str, Any]:
+    """Train on both sides, check, then predict in turn."""
+    config = raw_config(data, cell, epochs=args.epochs, seed=0)
+    run = folder / f"run-{cell}"
+    peer = first = None
+    try:
+        if args.first:
+            first = First(args.first, args.first_python, config, run, args.threads)
+        else:
+            complete(train(build_config(config), run))
+        ours, transducer = Ours(data, run, 0), load(run, device="cpu")
+        checks: dict[str, Any] = {"ours": check_ours(ours, transducer)}
+        parameters = {"ours": sum(p.numel() for p in transducer.model.parameters())}
+        if first:
+            checks["first"] = {"agreement": _check_first(ours, transducer, first)}
+        if yoyodyne:
+            peer = CellPeer(data, args.peer_python, folder, cell, seed=0, threads=args.threads)
+            parameters["peer"] = peer.facts["parameters"]
+            check_parameters(parameters["ours"], parameters["peer"])
+            for _ in range(args.epochs):
+                peer.train()
+            checks["peer"] = check_peer(peer)
+            check_like_lengths(checks)
+        values = alternate(args.rounds, _jobs(ours, transducer, peer, first, checks))
+    finally:
+        for side in (peer, first):
+            if side:
+                side.worker.close()
+    spreads = {name: Spread.of(each) for name, each in values.items()}
+    ratios = {
+        name: spreads[f"{name.partition('/')[0]}/ours"].over(spread)
+        for name, spread in spreads.items()
+        if not name.endswith("/ours")
+    }
+    return {
+        "cell": cell,
+        "parameters": parameters,
+        "checks": checks,
+        "words_per_second": {name: spread.to_json() for name, spread in spreads.items()},
+        "ratios": ratios,
+    }
+
+
+def recurrent_part(args: Any) -> dict[str, Any]:
+    """Both cells; what is not there is left out and named."""
+    found = version_in(args.peer_python, PEER)
+    missing = [] if found else [f"{PEER}: left out, it is not importable there; give --peer-python"]
+    if not args.first:
+        missing.append("the first version: left out; give --first SRC, the src folder of its checkout")
+    for line in missing:
+        print(line)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = prepare(folder, args.data_root, args.pairs, args.words)
+        cells = [measure_cell(args, data, folder, cell, yoyodyne=bool(found)) for cell in CELLS]
+    return {
+        "data": {"name": data.name, "pairs": data.pairs, "words": len(data.words)},
+        "epochs": args.epochs,
+        "yoyodyne": found,
+        "left_out": missing,
+        "seconds": time.perf_counter() - began,
+        "cells": cells,
+    }

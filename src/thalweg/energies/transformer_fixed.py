@@ -1,0 +1,170 @@
+"""A Transformer's decoder in buffers of fixed shape: steps that a GPU can record once and repeat without the host.
+
+Where :mod:`~thalweg.energies.transformer_decoding` grows and drops rows, here the number of rows never changes and
+everything is written in place, so that the launches of one step are those of every step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thalweg.energies.transformer import Transformer
+from thalweg.inference.captured import FixedPlan
+from thalweg.kernels import dispatch
+from thalweg.layers.padded import Padded
+
+__all__ = ["FixedTransformer"]
+
+
+class FixedTransformer:
+    """Decoding of A sources of at most S symbols by A * W rows over at most T steps.
+
+    Args:
+        model: in evaluation mode; its weights are read where they are.
+        items, width: A and W; places: S; capacity: T.
+
+    :meth:`encode` and :meth:`step` allocate nothing that outlives them but what they give back, and never look at a
+    value on the device. Time of a step as that of :meth:`Transformer.step`; memory O(L T A W D).
+
+    >>> FixedTransformer.serves.__name__
+    'serves'
+    """
+
+    def __init__(self, model: Transformer, items: int, width: int, places: int, capacity: int):
+        weight = model.target_embedding.weight
+        config, rows = model.config, items * width
+        self._model = weakref.ref(model)  # whoever keeps this object must not keep the model alive
+        self.kernels: Any = dispatch.fixed_kernels(weight.device)
+
+        def room(*shape: int, dtype: torch.dtype = weight.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=weight.device)
+
+        self.sources = Padded(
+            room(items, places, dtype=torch.long),
+            torch.zeros(1, dtype=torch.long),
+            room(items, places, dtype=torch.bool),
+        )
+        self.lengths = room(items, dtype=torch.long)
+        self.memories = [room(items, places, 2, config.width) for _ in model.decoder.layers]
+        self.caches = [room(capacity, rows, 2, config.width) for _ in model.decoder.layers]
+        self.lineage = room(rows, capacity, dtype=torch.int32)
+        self.streams = room(2, rows, config.width)
+        self.queries, self.reading = room(2, rows, config.width)
+        self.inner = room(rows, config.feedforward)
+        self.logits, self.bias = room(rows, model.vocab_size, dtype=torch.float32), room(model.vocab_size)
+        self.positions = model.position_table(capacity)
+        self.angles = None
+        if config.positions == "rotary":
+            turns = model.rotary_turns(capacity, torch.arange(capacity, device=weight.device))
+            assert turns is not None
+            self.angles = torch.stack(turns, dim=1).float().contiguous()
+
+    @property
+    def model(self) -> Transformer:
+        """The model, which must still be there."""
+        model = self._model()
+        assert model is not None
+        return model
+
+    @staticmethod
+    def serves(model: Transformer) -> bool:
+        """Whether a model can be decoded so: an encoder-decoder without a pointer or rules of its own for each step."""
+        kind = model.target_embedding.weight.dtype
+        plain = not (model.causal or model.pointer or model.training or getattr(model, "ruled", False))
+        return plain and kind in (torch.float32, torch.bfloat16)
+
+    def load(self, source: Padded) -> None:
+        """Put sources where :meth:`encode` reads them; what is left of the buffers is a source of one symbol."""
+        tokens, _, mask = source
+        B, S = tokens.shape
+        self.sources.tokens.fill_(self.model.pad)
+        self.sources.tokens[:B, :S].copy_(tokens, non_blocking=True)
+        self.sources.mask.zero_()
+        self.sources.mask[:, 0] = True
+        self.sources.mask[:B, :S].copy_(mask, non_blocking=True)
+
+    def encode(self) -> None:
+        """Keys and values of the sources, and a fresh start."""
+        encoded = self.model.encode(self.sources)
+        for memory, found in zip(self.memories, encoded.memories, strict=True):
+            memory.copy_(found)
+        self.lengths.copy_(self.sources.mask.sum(dim=1))
+        rows = torch.arange(len(self.lineage), device=self.lineage.device, dtype=torch.int32)
+        self.lineage[:, 0] = rows
+        bias = self.model.never + self.model.unread
+        self.bias.copy_(bias if self.model.output.bias is None else bias + self.model.output.bias)
+
+    def step(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Feed ``tokens (R,)`` at ``position (1,)``: logits ``(R, V)``, not normalised, in a buffer of this object."""
+        model, ops = self.model, self.kernels
+        x, other = self.streams
+        scale = model.config.width**0.5 if model.config.embedding_scale else 1.0
+        ops.embed(tokens, model.target_embedding.weight, scale, self.positions, position, x)
+        # The norm that whoever reads the stream still has to apply, where norms come after the sums.
+        pending = None if model.target_norm is None else _norm(ops, model.target_norm)
+        if pending and model.config.norm == "pre":
+            x.copy_(nn.functional.layer_norm(x, x.shape[1:], *pending))
+            pending = None
+        for layer, cache, memory in zip(model.decoder.layers, self.caches, self.memories, strict=True):
+            pre = layer.first
+            norm = _norm(ops, layer.attention_norm)
+            project = layer.attention.project
+            ops.project(*(x, project.weight, project.bias, self.queries, cache, position), norm if pre else pending)
+            if self.angles is not None:
+                ops.rotate(self.queries, cache, self.angles, position, layer.attention.heads)
+            ops.attend_past(self.queries, cache, self.lineage, position, layer.attention.heads, self.reading)
+            x, other = self._add(layer.attention.out, self.reading, x, other, pending), x
+            pending = None if pre else norm
+
+            norm = _norm(ops, layer.cross_norm)
+            query = layer.cross.query
+            ops.linear(x, query.weight, query.bias, self.queries, norm=norm if pre else pending)
+            ops.attend_source(self.queries, memory, self.lengths, layer.cross.heads, self.reading)
+            x, other = self._add(layer.cross.out, self.reading, x, other, pending), x
+            pending = None if pre else norm
+
+            norm, block = _norm(ops, layer.feedforward_norm), layer.feedforward
+            gate = None if block.gate is None else (block.gate.weight, block.gate.bias)
+            ops.linear(
+                *(x, block.up.weight, block.up.bias, self.inner),
+                norm=norm if pre else pending,
+                activation=block.activation,
+                gate=gate,
+            )
+            x, other = self._add(block.down, self.inner, x, other, pending), x
+            pending = None if pre else norm
+        last = pending if model.decoder.norm is None else _norm(ops, model.decoder.norm)
+        return ops.linear(x, model.output.weight, self.bias, self.logits, norm=last)
+
+    def _add(self, layer: nn.Linear, x: Tensor, stream: Tensor, out: Tensor, pending) -> Tensor:
+        return self.kernels.linear(x, layer.weight, layer.bias, out, residual=stream, residual_norm=pending)
+
+
+def _norm(ops, norm: nn.LayerNorm):
+    return ops.Norm(norm.weight, norm.bias, norm.eps)
+
+
+def plan(model: Transformer, source: Padded) -> FixedPlan | None:
+    """How the model would be decoded in fixed shape, or None where it cannot be.
+
+    >>> plan.__name__
+    'plan'
+    """
+    device = model.device
+    if not FixedTransformer.serves(model) or dispatch.fixed_kernels(device) is None:
+        return None
+    places = -(-source.tokens.size(1) // 4) * 4
+    # A graph reads the weights where they were when it was recorded.
+    where = tuple(parameter.data_ptr() for parameter in model.parameters())
+
+    def make(items: int, width: int, capacity: int) -> FixedTransformer:
+        return FixedTransformer(model, items, width, places, capacity)
+
+    def part(first: int, last: int) -> Padded:
+        return Padded(*(piece[first:last] for piece in source))
+
+    return FixedPlan(source.size, (places, where), device, make, part)

@@ -1,0 +1,214 @@
+"""Search with rows that never change in number: the launches of one step, recorded once and repeated by the GPU itself.
+
+The host of a GPU spends longer on starting the kernels of a small model than the GPU on running them. Here a step of
+model and search is captured as a graph for every shape that comes up (sizes rounded up, so that few do), and a search
+is as many replays. Results are those of :func:`~thalweg.inference.beam_search`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from thalweg.inference.beam_answers import joined
+from thalweg.inference.hypotheses import Hypotheses, raise_not_a_number
+from thalweg.kernels import dispatch
+
+__all__ = ["FixedDecoder", "FixedPlan", "Request", "captured_search"]
+
+MOST_ROWS = 8192  # rows at a time; larger batches are searched piece by piece
+MOST_SHAPES = 16  # shapes kept ready for each model
+LEAD = 3  # steps the host may be ahead of what it knows of the search
+
+
+class FixedDecoder(Protocol):
+    """A decoder whose rows never change in number; see :class:`thalweg.energies.FixedTransformer`."""
+
+    @property
+    def lineage(self) -> Tensor | None:
+        """(R, T) int32, reordered by the search: the row in which each row's past steps were written."""
+        ...
+
+    def load(self, inputs: Any, /) -> None:
+        """Put at most A inputs where :meth:`encode` finds them."""
+        ...
+
+    def encode(self) -> None:
+        """All that comes before the first step."""
+        ...
+
+    def step(self, tokens: Tensor, position: Tensor, /) -> Tensor:
+        """Logits (R, V) after each row was fed a symbol."""
+        ...
+
+
+class Request(NamedTuple):
+    """What is asked of a search; part of the key under which its graphs are kept.
+
+    >>> Request(5, 1, 20, 0, 0.0).width
+    5
+    """
+
+    width: int
+    k: int
+    max_length: int
+    min_length: int
+    penalty: float
+
+
+class _Captured:
+    """The graphs of one model, shape and request, and the buffers they work on."""
+
+    def __init__(self, model: Any, decoder: FixedDecoder, items: int, request: Request, device: torch.device):
+        self.kernels: Any = dispatch.fixed_kernels(device)
+        self.decoder, self.request, self.vocab_size = decoder, request, model.vocab_size
+        self.eos, self.bos = model.eos, model.bos
+        self.beam = self.kernels.Beam.empty(items, request.width, request.k, request.max_length, device)
+        self.count = torch.zeros(1, dtype=torch.int32, device=device)
+        self.graphs: tuple[Any, Any] | None = None
+        self.seen: Tensor | None = None
+        if device.type == "cuda":
+            self.seen = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+            self._capture()
+
+    def _capture(self) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # compiled, and libraries set up, before anything is recorded
+            self.count.fill_(1)
+            self.begin()
+            self.step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graphs = []
+        for work in (self.begin, self.step):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                work()
+            graphs.append(graph)
+        self.graphs = graphs[0], graphs[1]
+
+    def begin(self) -> None:
+        self.decoder.encode()
+        self.kernels.start(self.beam, self.count, self.bos)
+
+    def step(self) -> None:
+        beam, request = self.beam, self.request
+        logits = self.decoder.step(beam.tokens, beam.position)
+        self.kernels.advance(
+            *(beam, logits, self.decoder.lineage),
+            eos=self.eos,
+            max_length=request.max_length,
+            min_length=request.min_length,
+            penalty=request.penalty,
+        )
+        beam.position.add_(1)
+        if self.seen is not None:
+            self.seen.copy_(beam.remaining, non_blocking=True)
+
+    def run(self, inputs: Any, count: int) -> Hypotheses:
+        self.decoder.load(inputs)
+        self.count.fill_(count)
+        if self.graphs is None:
+            self.begin()
+            for _ in range(self.request.max_length):
+                self.step()
+                if not int(self.beam.remaining):
+                    break
+        else:
+            self._replay(*self.graphs)
+        return self._answers(count)
+
+    def _replay(self, begin: Any, step: Any) -> None:
+        assert self.seen is not None
+        self.seen.fill_(1)
+        begin.replay()
+        events = []
+        for n in range(self.request.max_length):
+            step.replay()
+            if n + 1 < self.request.max_length:
+                events.append(torch.cuda.Event())
+                events[-1].record()
+            if n >= LEAD:
+                events[n - LEAD].synchronize()
+                if not int(self.seen):
+                    break
+
+    def _answers(self, count: int) -> Hypotheses:
+        tokens, lengths, scores, finished = (
+            part[:, :count] if n == 0 else part[:count]
+            for n, part in enumerate(self.kernels.trace(self.beam, self.vocab_size))
+        )
+        first = torch.stack((self.beam.live[:count, 0], self.beam.rank[:count, 0]), dim=1)
+        longest, wrong = torch.stack((lengths.max(), (~(first < math.inf)).any().long())).tolist()
+        if wrong:
+            bad = ~(first < math.inf).all(dim=1)
+            raise_not_a_number(bad, torch.arange(count, device=bad.device), int(self.beam.done[:count][bad][0]))
+        proved = (self.beam.rank[:count, 0] >= self.beam.dropped[:count]) & finished[:, 0]
+        optimal = proved if self.request.penalty == 0 else torch.zeros_like(proved)
+        return Hypotheses(
+            tokens[:longest].permute(1, 2, 0).contiguous(), lengths.clone(), scores.clone(), finished, optimal
+        )
+
+
+class FixedPlan(NamedTuple):
+    """How a model would be decoded in fixed shape, as ``model.fixed(inputs)`` says it.
+
+    Attributes:
+        size: number of inputs B.
+        shape: what else decides the shape, as a key: graphs are kept under it.
+        device: where.
+        make: a :class:`FixedDecoder` for so many items, rows an item and steps.
+        part: the inputs first ... last - 1.
+
+    >>> FixedPlan(1, (), torch.device("cpu"), lambda items, width, steps: None, lambda first, last: None).size
+    1
+    """
+
+    size: int
+    shape: tuple[Any, ...]
+    device: torch.device
+    make: Callable[[int, int, int], Any]
+    part: Callable[[int, int], Any]
+
+
+_kept: WeakKeyDictionary[Any, OrderedDict[Any, _Captured]] = WeakKeyDictionary()
+
+
+def captured_search(model: Any, inputs: Any, request: Request) -> Hypotheses | None:
+    """The search by replayed graphs, or None where the model has no fixed form for it: ``model.fixed`` is not there or
+    gives no :class:`FixedPlan`.
+
+    >>> captured_search(object(), None, Request(5, 1, 20, 0, 0.0)) is None
+    True
+    """
+    fixed = getattr(model, "fixed", None)
+    plan: FixedPlan | None = None if fixed is None else fixed(inputs)
+    kernels: Any = None if plan is None else dispatch.fixed_kernels(plan.device)
+    if plan is None or kernels is None or not kernels.fits(request.width, model.vocab_size):
+        return None
+    most = max(1, MOST_ROWS // request.width)
+    if plan.size <= most:
+        return _run(model, plan, inputs, plan.size, request)
+    firsts = range(0, plan.size, most)
+    pieces = ((first, min(first + most, plan.size)) for first in firsts)
+    return joined([_run(model, plan, plan.part(*piece), piece[1] - piece[0], request) for piece in pieces])
+
+
+def _run(model: Any, plan: FixedPlan, inputs: Any, size: int, request: Request) -> Hypotheses:
+    items = 1 << max(0, size - 1).bit_length()
+    # A graph has the precision of products that was set when it was recorded.
+    key = (items, plan.shape, request, torch.get_float32_matmul_precision())
+    kept = _kept.setdefault(model, OrderedDict())
+    if key not in kept:
+        decoder = plan.make(items, request.width, request.max_length)
+        kept[key] = _Captured(model, decoder, items, request, plan.device)
+        while len(kept) > MOST_SHAPES:
+            kept.popitem(last=False)
+    kept.move_to_end(key)
+    return kept[key].run(inputs, size)

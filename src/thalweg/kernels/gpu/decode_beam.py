@@ -1,0 +1,318 @@
+"""The search's part of a decoding step in one launch: a program for each item ranks, ends, keeps and reorders.
+
+It does what :mod:`thalweg.inference.beam` does with tensors, on rows whose number never changes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["MOST_CANDIDATES", "Beam", "advance", "fits", "start", "trace"]
+
+MOST_CANDIDATES = 16384  # continuations of an item that one program can hold
+
+
+class Beam(NamedTuple):
+    """Where the search stands, for A items of W rows each; all is changed in place.
+
+    >>> beam = Beam.empty(2, 3, 1, 5, torch.device("cpu"))
+    >>> beam.live.shape, beam.history.shape
+    (torch.Size([2, 3]), torch.Size([5, 2, 3]))
+    """
+
+    tokens: Tensor  # (A W,) int64: what each row is fed next
+    parents: Tensor  # (A W,) int64: the row it comes from
+    live: Tensor  # (A, W) log-probabilities, -inf where there is no row
+    rank: Tensor  # (A, k) of the finished, best first
+    score: Tensor  # (A, k)
+    code: Tensor  # (A, k) int64: step * W V + row * V + symbol of the last choice
+    history: Tensor  # (T, A, W) int64: row * V + symbol
+    dropped: Tensor  # (A,) the best score that was ever let go of
+    done: Tensor  # (A,) int32: the number of the step after which nothing can change; 0 before
+    position: Tensor  # (1,) int64: steps taken
+    remaining: Tensor  # (1,) int32: items that are not done
+
+    @classmethod
+    def empty(cls, items: int, width: int, k: int, capacity: int, device: torch.device) -> Beam:
+        """Room for a search of at most ``capacity`` steps."""
+
+        def room(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        single = torch.float32
+        return cls(
+            *(room(items * width), room(items * width), room(items, width, dtype=single)),
+            *(room(items, k, dtype=single), room(items, k, dtype=single), room(items, k)),
+            *(room(capacity, items, width), room(items, dtype=single), room(items, dtype=torch.int32), room(1)),
+            room(1, dtype=torch.int32),
+        )
+
+
+def fits(width: int, vocab_size: int) -> bool:
+    """Whether one program can hold the continuations of an item.
+
+    >>> fits(5, 100), fits(5, 50_000)
+    (True, False)
+    """
+    return triton.next_power_of_2(width) * triton.next_power_of_2(vocab_size) <= MOST_CANDIDATES
+
+
+def start(beam: Beam, count: Tensor, bos: int) -> None:
+    """Begin anew with the first ``count`` (1,) items; the others are done before they begin.
+
+    >>> beam = Beam.empty(2, 2, 1, 5, torch.device("cpu"))
+    >>> start(beam, torch.tensor([1], dtype=torch.int32), 7)
+    >>> beam.live, beam.done
+    (tensor([[0., -inf],
+            [0., -inf]]), tensor([0, 1], dtype=torch.int32))
+    """
+    beam.tokens.fill_(bos)
+    beam.live.fill_(-torch.inf)
+    beam.live[:, 0].zero_()
+    beam.rank.fill_(-torch.inf)
+    beam.score.fill_(-torch.inf)
+    beam.dropped.fill_(-torch.inf)
+    beam.done.copy_(torch.arange(len(beam.done), device=count.device) >= count)
+    beam.position.zero_()
+    beam.remaining.copy_(count)
+
+
+@triton.jit
+def _ordered(x):
+    """Integers in the order of the floats; NaN comes before all (float32)."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(x == x, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
+
+
+@triton.jit
+def _value(key):
+    """What :func:`_ordered` was given; -inf for the key of what is gone."""
+    value = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return tl.where(key == -2147483647 - 1, -float("inf"), value)
+
+
+@triton.jit
+def _pick(vector, index, at):
+    """One entry of a vector; the others must not be NaN."""
+    return tl.sum(tl.where(index == at, vector, 0), axis=0)
+
+
+@triton.jit
+def _advance(
+    logits,
+    tokens,
+    parents,
+    live,
+    rank,
+    score,
+    code,
+    history,
+    dropped,
+    done,
+    position,
+    remaining,
+    lineage,
+    items,
+    V,
+    eos,
+    max_length,
+    min_length,
+    capacity,
+    penalty,
+    W: tl.constexpr,
+    K: tl.constexpr,
+    WP: tl.constexpr,
+    KP: tl.constexpr,
+    VP: tl.constexpr,
+    TP: tl.constexpr,
+):
+    item = tl.program_id(0)
+    if tl.load(done + item) == 0:
+        step = tl.load(position).to(tl.int32) + 1
+        w = tl.arange(0, WP)
+        v = tl.arange(0, VP)
+        inside = (w < W)[:, None] & (v < V)[None, :]
+        x = tl.load(logits + (item * W + w)[:, None] * V + v[None, :], mask=inside, other=-float("inf")).to(tl.float32)
+        top = tl.max(x, axis=1)
+        top = tl.where(top == -float("inf"), 0.0, top)
+        norm = top + tl.log(tl.sum(tl.exp(x - top[:, None]), axis=1))
+        norm = tl.where(w < W, norm, 0.0)
+        alive = tl.load(live + item * W + w, mask=w < W, other=-float("inf"))
+        total = x - norm[:, None] + alive[:, None]
+        symbol = tl.broadcast_to(v[None, :], (WP, VP))
+        total = tl.where(inside & ~((symbol == eos) & (step < min_length)), total, -float("inf"))
+        choice = w[:, None] * V + symbol
+        key = tl.where(inside, _ordered(total), -2147483647 - 1)
+
+        kept = tl.full((WP,), -float("inf"), tl.float32)
+        kept_code = tl.zeros((WP,), tl.int32)
+        ended = tl.full((WP,), -float("inf"), tl.float32)
+        ended_code = tl.zeros((WP,), tl.int32)
+        count = 0
+        lost = tl.load(dropped + item)
+        for i in tl.static_range(2 * W):
+            best = tl.max(tl.max(key, axis=1), axis=0)
+            chosen = tl.min(tl.min(tl.where(key == best, choice, 2147483647), axis=1), axis=0)
+            key = tl.where(choice == chosen, -2147483647 - 1, key)
+            value = _value(best)
+            ends = (chosen % V == eos) | ((eos < 0) & (step == max_length))
+            if i < W:
+                ended = tl.where((w == i) & ends, value, ended)
+                ended_code = tl.where(w == i, chosen, ended_code)
+            if i >= W:
+                lost = tl.where((ends | (count >= W)) & (value > lost), value, lost)
+            goes_on = (w == count) & (ends == 0) & (count < W)
+            kept = tl.where(goes_on, value, kept)
+            kept_code = tl.where(goes_on, chosen, kept_code)
+            count = tl.where(ends, count, count + 1)
+        rest = _value(tl.max(tl.max(key, axis=1), axis=0))
+        tl.store(dropped + item, tl.where(rest > lost, rest, lost))
+
+        j = tl.arange(0, KP)
+        mine = item * K + j
+        old_rank = tl.load(rank + mine, mask=j < K, other=-float("inf"))
+        old_score = tl.load(score + mine, mask=j < K, other=-float("inf"))
+        old_code = tl.load(code + mine, mask=j < K, other=0)
+        new_rank = ended
+        if penalty != 0:
+            new_rank = ended / tl.exp(penalty * tl.log(step.to(tl.float32)))
+        last = -float("inf")
+        for i in tl.static_range(K):
+            old, new = tl.max(old_rank, axis=0), tl.max(new_rank, axis=0)
+            old_at = tl.min(tl.where(old_rank == old, j, KP - 1), axis=0)
+            new_at = tl.min(tl.where(new_rank == new, w, WP - 1), axis=0)
+            older = old >= new
+            last = tl.where(older, old, new)
+            from_old = tl.sum(tl.where(j == old_at, tl.where(old_score > -float("inf"), old_score, 0.0), 0.0), axis=0)
+            from_new = tl.sum(tl.where(w == new_at, tl.where(ended > -float("inf"), ended, 0.0), 0.0), axis=0)
+            its_score = tl.where(older, from_old, from_new)
+            its_score = tl.where(last == -float("inf"), -float("inf"), its_score)
+            number = step.to(tl.int64) * W * V + _pick(ended_code, w, new_at).to(tl.int64)
+            number = tl.where(older, _pick(old_code, j, old_at), number)
+            tl.store(rank + item * K + i, last)
+            tl.store(score + item * K + i, its_score)
+            tl.store(code + item * K + i, number)
+            old_rank = tl.where(j == tl.where(older, old_at, -1), -float("inf"), old_rank)
+            new_rank = tl.where(w == tl.where(older, -1, new_at), -float("inf"), new_rank)
+
+        dead = kept == -float("inf")
+        none = tl.max(((w == 0) & dead).to(tl.int32), axis=0) > 0
+        first = tl.sum(tl.where((w == 0) & ~dead, kept, 0.0), axis=0)
+        bound = first
+        if penalty > 0:
+            bound = first / tl.exp(penalty * tl.log(max_length.to(tl.float32)))
+        if penalty < 0:
+            bound = first / tl.exp(penalty * tl.log((step + 1).to(tl.float32)))
+        bound = tl.where(none, -float("inf"), bound)
+        over = (last < bound) == 0
+        first_code = _pick(kept_code, w, 0)
+        # A dead slot follows the best row, so that the model is never asked about an impossible sequence.
+        follows = tl.where(dead, first_code, kept_code)
+        own = item * W + w
+        tl.store(live + own, kept, mask=w < W)
+        tl.store(history + ((step - 1).to(tl.int64) * items + item) * W + w, follows.to(tl.int64), mask=w < W)
+        tl.store(tokens + own, (follows % V).to(tl.int64), mask=w < W)
+        source = item * W + follows // V
+        tl.store(parents + own, source.to(tl.int64), mask=w < W)
+        if TP > 0:
+            t = tl.arange(0, TP)
+            there = (w < W)[:, None] & (t < capacity)[None, :]
+            past = tl.load(lineage + source[:, None] * capacity + t[None, :], mask=there, other=0)
+            past = tl.where(t[None, :] == step, own[:, None].to(past.dtype), past)
+            tl.debug_barrier()  # all rows are read before one is written
+            tl.store(lineage + own[:, None] * capacity + t[None, :], past, mask=there)
+        if over | (step == max_length):
+            tl.store(done + item, step)
+            tl.atomic_add(remaining, -1)
+
+
+def advance(
+    beam: Beam,
+    logits: Tensor,
+    lineage: Tensor | None,
+    *,
+    eos: int | None,
+    max_length: int,
+    min_length: int,
+    penalty: float,
+) -> None:
+    """One step of every item that is not done: ``logits`` (A W, V) need not be normalised.
+
+    ``lineage`` (A W, T), where given, is reordered with the rows and gets each row's own number for the step to come.
+
+    >>> advance.__name__
+    'advance'
+    """
+    (items, width), V = beam.live.shape, logits.shape[1]
+    capacity = 0 if lineage is None else lineage.shape[1]
+    _advance[(items,)](
+        *(logits, beam.tokens, beam.parents, beam.live, beam.rank, beam.score, beam.code, beam.history),
+        *(beam.dropped, beam.done, beam.position, beam.remaining, beam.tokens if lineage is None else lineage),
+        *(items, V, -1 if eos is None else eos, max_length, min_length, capacity, float(penalty)),
+        W=width,
+        K=beam.rank.shape[1],
+        WP=max(2, triton.next_power_of_2(width)),
+        KP=max(2, triton.next_power_of_2(beam.rank.shape[1])),
+        VP=triton.next_power_of_2(V),
+        TP=triton.next_power_of_2(capacity) if capacity else 0,
+        num_warps=4 if width * V > 256 else 2,
+    )
+
+
+@triton.jit
+def _trace(
+    live, score, code, history, done, tokens, lengths, scores, finished, items, V, W: tl.constexpr, K: tl.constexpr
+):
+    """Walk each hypothesis back from its last symbol; live rows of the last step fill what is missing."""
+    item, slot = tl.program_id(0), tl.program_id(1)
+    span = W * V
+    steps = tl.load(done + item)
+    number = tl.load(code + item * K + slot)
+    value = tl.load(score + item * K + slot)
+    ended = value > -float("inf")
+    count = 0
+    for i in tl.static_range(K):
+        count += (tl.load(score + item * K + i) > -float("inf")).to(tl.int32)
+    spare = slot - count
+    # What finished comes first, so a missing one stands behind all of it.
+    if (ended == 0) & (spare < W):
+        value = tl.load(live + item * W + spare)
+        number = tl.load(history + ((steps - 1).to(tl.int64) * items + item) * W + spare) + steps.to(tl.int64) * span
+    there = (value == value) & (value > -float("inf"))
+    length = tl.where(there, number // span, 0).to(tl.int32)
+    place = number % span
+    tl.store(lengths + item * K + slot, length.to(tl.int64))
+    tl.store(scores + item * K + slot, tl.where(there | (value != value), value, -float("inf")))
+    tl.store(finished + item * K + slot, (ended & there).to(tl.int32))
+    target = tokens + item * K + slot
+    for back in range(length):
+        step = length - 1 - back
+        tl.store(target + step.to(tl.int64) * items * K, place % V)
+        if step > 0:
+            place = tl.load(history + ((step - 1).to(tl.int64) * items + item) * W + place // V)
+
+
+def trace(beam: Beam, vocab_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens (T, A, k) with -1 past the end, lengths (A, k), scores (A, k) and which are finished (A, k).
+
+    >>> trace.__name__
+    'trace'
+    """
+    capacity, items, width = beam.history.shape
+    k = beam.rank.shape[1]
+    tokens = beam.code.new_full((capacity, items, k), -1)
+    lengths, finished = torch.zeros_like(beam.code), torch.zeros_like(beam.code, dtype=torch.int32)
+    scores = torch.full_like(beam.score, -torch.inf)
+    _trace[items, k](
+        *(beam.live, beam.score, beam.code, beam.history, beam.done, tokens, lengths, scores, finished),
+        *(items, vocab_size),
+        W=width,
+        K=k,
+        num_warps=1,
+    )
+    return tokens, lengths, scores, finished.bool()

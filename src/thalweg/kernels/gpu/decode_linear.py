@@ -1,0 +1,372 @@
+"""Linear layers of a decoding step: normalisation before, activation and residual after, all in one launch.
+
+A step of a small Transformer has little to compute and much to launch. The stream between the sublayers is therefore
+kept as it comes out of an addition, and whoever reads it normalises what it reads: a LayerNorm is never a kernel of its
+own. float32 products are taken with three TF32 products each, which loses nothing that float32 keeps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["ACTIVATIONS", "Norm", "embed", "linear", "project"]
+
+# Numbers of the activations, as the kernels take them.
+ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3, "swiglu": 4}
+
+
+class Norm(NamedTuple):
+    """The weights of a LayerNorm over the last axis.
+
+    >>> Norm(torch.ones(4), torch.zeros(4), 1e-5).eps
+    1e-05
+    """
+
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+
+@triton.jit
+def _statistics(x, row, inside, size, eps, SP: tl.constexpr, KP: tl.constexpr):
+    """Mean and inverse deviation of rows of ``size`` entries, (MP,) each; deviations are taken from the mean itself.
+
+    Where a whole row fits (SP > 0) it is read once: what counts here is how often one waits for memory.
+    """
+    if SP > 0:
+        column = tl.arange(0, SP)
+        mask = inside & (column < size)[None, :]
+        entries = tl.load(x + row * size + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        mean = tl.sum(entries, axis=1) / size
+        away = tl.where(mask, entries - mean[:, None], 0.0)
+        square = tl.sum(away * away, axis=1)
+    else:
+        column = tl.arange(0, KP)
+        total = tl.sum(row.to(tl.float32) * 0.0, axis=1)
+        for k in range(0, size, KP):
+            mask = inside & (k + column < size)[None, :]
+            total += tl.sum(tl.load(x + row * size + k + column[None, :], mask=mask, other=0.0).to(tl.float32), axis=1)
+        mean = total / size
+        square = total * 0.0
+        for k in range(0, size, KP):
+            mask = inside & (k + column < size)[None, :]
+            entries = tl.load(x + row * size + k + column[None, :], mask=mask, other=0.0).to(tl.float32)
+            away = tl.where(mask, entries - mean[:, None], 0.0)
+            square += tl.sum(away * away, axis=1)
+    return mean, 1.0 / tl.sqrt(square / size + eps)
+
+
+@triton.jit
+def _finish(
+    total,
+    gated,
+    row,
+    column,
+    within,
+    bias,
+    gate_bias,
+    residual,
+    residual_gain,
+    residual_shift,
+    mean,
+    inverse,
+    out,
+    cache,
+    position,
+    rows,
+    outer,
+    ACTIVATION: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    CACHE: tl.constexpr,
+):
+    """What comes after the product: bias, activation, residual, and where it all goes."""
+    inside = within & (column < outer)[None, :]
+    total += tl.load(bias + column, mask=column < outer, other=0.0).to(tl.float32)[None, :]
+    if ACTIVATION == 1:
+        total = tl.where(total > 0, total, total * 0.0)  # NaN stays NaN
+    if ACTIVATION == 2:
+        total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
+    if ACTIVATION == 3:
+        total = total / (1.0 + tl.exp(-total))
+    if ACTIVATION == 4:
+        gated += tl.load(gate_bias + column, mask=column < outer, other=0.0).to(tl.float32)[None, :]
+        total = total * gated / (1.0 + tl.exp(-gated))
+    if RESIDUAL > 0:
+        own = tl.load(residual + row * outer + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        if RESIDUAL == 2:
+            g = tl.load(residual_gain + column, mask=column < outer, other=0.0).to(tl.float32)
+            s = tl.load(residual_shift + column, mask=column < outer, other=0.0).to(tl.float32)
+            own = (own - mean[:, None]) * inverse[:, None] * g[None, :] + s[None, :]
+        total += own
+    kind = out.dtype.element_ty
+    if CACHE:  # queries to `out`, keys and values of this step to where later steps look for them
+        width = outer // 3
+        query = inside & (column < width)[None, :]
+        tl.store(out + row * width + column[None, :], total.to(kind), mask=query)
+        slab = cache + tl.load(position) * rows * 2 * width
+        tl.store(slab + row * 2 * width + (column - width)[None, :], total.to(kind), mask=inside & ~query)
+    else:
+        tl.store(out + row * outer + column[None, :], total.to(kind), mask=inside)
+
+
+@triton.jit
+def _product(a, b, total, EXACT: tl.constexpr):
+    return tl.dot(a, b, total, input_precision="tf32x3" if EXACT else "tf32")
+
+
+@triton.jit
+def _linear(
+    x,
+    weight,
+    bias,
+    gate,
+    gate_bias,
+    gain,
+    shift,
+    residual,
+    residual_gain,
+    residual_shift,
+    out,
+    cache,
+    position,
+    rows,
+    inner,
+    outer,
+    eps,
+    residual_eps,
+    NORM: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    CACHE: tl.constexpr,
+    EXACT: tl.constexpr,
+    MP: tl.constexpr,
+    NP: tl.constexpr,
+    KP: tl.constexpr,
+    SP: tl.constexpr,
+):
+    """Tiles of the product by matrix units."""
+    row = tl.program_id(0) * MP + tl.arange(0, MP)[:, None]
+    column = tl.program_id(1) * NP + tl.arange(0, NP)
+    k = tl.arange(0, KP)
+    within = row < rows
+    mean = tl.zeros((MP,), tl.float32)
+    inverse, own_mean, own_inverse = mean, mean, mean
+    if NORM:
+        mean, inverse = _statistics(x, row, within, inner, eps, SP, KP)
+    if RESIDUAL == 2:
+        own_mean, own_inverse = _statistics(residual, row, within, outer, residual_eps, SP, KP)
+    total = tl.zeros((MP, NP), tl.float32)
+    gated = tl.zeros((MP, NP), tl.float32)
+    for begin in range(0, inner, KP):
+        place = begin + k
+        entries = tl.load(x + row * inner + place[None, :], mask=within & (place < inner)[None, :], other=0.0)
+        if NORM:
+            g = tl.load(gain + place, mask=place < inner, other=0.0).to(tl.float32)
+            s = tl.load(shift + place, mask=place < inner, other=0.0).to(tl.float32)
+            scaled = (entries.to(tl.float32) - mean[:, None]) * inverse[:, None] * g[None, :] + s[None, :]
+            entries = scaled.to(x.dtype.element_ty)
+        tile = column[None, :] * inner + place[:, None]
+        mask = (column < outer)[None, :] & (place < inner)[:, None]
+        matrix = tl.load(weight + tile, mask=mask, other=0.0)
+        total = _product(entries, matrix, total, EXACT)
+        if ACTIVATION == 4:
+            matrix = tl.load(gate + tile, mask=mask, other=0.0)
+            gated = _product(entries, matrix, gated, EXACT)
+    _finish(
+        *(total, gated, row, column, within, bias, gate_bias, residual, residual_gain, residual_shift),
+        *(own_mean, own_inverse, out, cache, position, rows, outer, ACTIVATION, RESIDUAL, CACHE),
+    )
+
+
+@triton.jit
+def _few(
+    x,
+    weight,
+    bias,
+    gate,
+    gate_bias,
+    gain,
+    shift,
+    residual,
+    residual_gain,
+    residual_shift,
+    out,
+    cache,
+    position,
+    rows,
+    inner,
+    outer,
+    eps,
+    residual_eps,
+    NORM: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    CACHE: tl.constexpr,
+    EXACT: tl.constexpr,
+    MP: tl.constexpr,
+    NP: tl.constexpr,
+    KP: tl.constexpr,
+    SP: tl.constexpr,
+):
+    """All of a few rows against some columns: nothing but reading the matrix, which matrix units cannot hasten."""
+    row = tl.arange(0, MP)[:, None]
+    column = tl.program_id(1) * NP + tl.arange(0, NP)
+    k = tl.arange(0, KP)
+    within = row < rows
+    mean = tl.zeros((MP,), tl.float32)
+    inverse, own_mean, own_inverse = mean, mean, mean
+    if NORM:
+        mean, inverse = _statistics(x, row, within, inner, eps, SP, KP)
+    if RESIDUAL == 2:
+        own_mean, own_inverse = _statistics(residual, row, within, outer, residual_eps, SP, KP)
+    total = tl.zeros((MP, NP), tl.float32)
+    gated = tl.zeros((MP, NP), tl.float32)
+    for begin in range(0, inner, KP):
+        place = begin + k
+        tile = column[:, None] * inner + place[None, :]
+        mask = (column < outer)[:, None] & (place < inner)[None, :]
+        matrix = tl.load(weight + tile, mask=mask, other=0.0).to(tl.float32)
+        entries = tl.load(x + row * inner + place[None, :], mask=within & (place < inner)[None, :], other=0.0)
+        entries = entries.to(tl.float32)
+        if NORM:
+            g = tl.load(gain + place, mask=place < inner, other=0.0).to(tl.float32)
+            s = tl.load(shift + place, mask=place < inner, other=0.0).to(tl.float32)
+            entries = (entries - mean[:, None]) * inverse[:, None] * g[None, :] + s[None, :]
+        total += tl.sum(entries[:, None, :] * matrix[None, :, :], axis=2)
+        if ACTIVATION == 4:
+            matrix = tl.load(gate + tile, mask=mask, other=0.0).to(tl.float32)
+            gated += tl.sum(entries[:, None, :] * matrix[None, :, :], axis=2)
+    _finish(
+        *(total, gated, row, column, within, bias, gate_bias, residual, residual_gain, residual_shift),
+        *(own_mean, own_inverse, out, cache, position, rows, outer, ACTIVATION, RESIDUAL, CACHE),
+    )
+
+
+FEW = 8  # rows up to which the matrix units do not pay; twice as many where there are few columns
+_WHOLE = 8192  # entries of rows that a program may hold to take their statistics
+
+
+def _tiles(rows: int, inner: int, outer: int) -> tuple[Any, int, int, int, int, int]:
+    """The kernel, rows and columns of its tiles, how much of the sum at a time, warps, stages; as measured on an H200."""
+    if rows <= FEW or (rows <= 2 * FEW and outer <= 256):
+        most = max(16, triton.next_power_of_2(inner))
+        if inner > 512:
+            return _few, triton.next_power_of_2(rows), 2, 512, 4, 3
+        return _few, triton.next_power_of_2(rows), 2 if rows > FEW else 4, min(256, most), 4 if outer <= 256 else 2, 3
+    if rows <= 128:
+        return _linear, 16, 32, 128, 4, 3
+    if rows <= 1024:
+        stages = 3 if inner > 512 or outer <= 256 else 2
+        return _linear, 16 if rows * outer <= 400_000 else 32, 64, 64, 4, stages
+    if inner > 512:
+        return _linear, 64, 64, 64, 4, 3
+    if outer <= 512:
+        return _linear, 64, 64, 64, 4, 2
+    return _linear, *((128, 128, 32, 8, 3) if outer <= 768 else (64, 64, 64, 4, 2))
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    *,
+    norm: Norm | None = None,
+    activation: str = "none",
+    gate: tuple[Tensor, Tensor] | None = None,
+    residual: Tensor | None = None,
+    residual_norm: Norm | None = None,
+) -> Tensor:
+    """``out = f(norm(x) W' + b) + residual``: x (R, K), W (N, K), out (R, N); the residual normalised if so asked.
+
+    ``swiglu`` is (x W' + b) silu(x G' + g) with ``gate`` = (G, g).
+
+    >>> linear.__name__
+    'linear'
+    """
+    return _start(x, weight, bias, out, norm, activation, gate, residual, residual_norm, None, None)
+
+
+def project(
+    x: Tensor, weight: Tensor, bias: Tensor, queries: Tensor, cache: Tensor, position: Tensor, norm: Norm | None
+) -> None:
+    """Queries, keys and values of a step at once: W (3 D, D); the keys and values go to ``cache[position]`` (R, 2, D).
+
+    >>> project.__name__
+    'project'
+    """
+    _start(x, weight, bias, queries, norm, "none", None, None, None, cache, position)
+
+
+def _start(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    norm: Norm | None,
+    activation: str,
+    gate: tuple[Tensor, Tensor] | None,
+    residual: Tensor | None,
+    residual_norm: Norm | None,
+    cache: Tensor | None,
+    position: Tensor | None,
+) -> Tensor:
+    (rows, inner), outer = x.shape, weight.shape[0]
+    gain, shift, eps = norm or (bias, bias, 0.0)
+    residual_gain, residual_shift, residual_eps = residual_norm or (bias, bias, 0.0)
+    kernel, MP, NP, KP, warps, stages = _tiles(rows, inner, outer)
+    whole = triton.next_power_of_2(inner if norm is not None else outer)
+    kernel[-(-rows // MP), -(-outer // NP)](
+        *(x, weight, bias, *(gate or (weight, bias)), gain, shift),
+        *(x if residual is None else residual, residual_gain, residual_shift, out),
+        *(x if cache is None else cache, x if position is None else position),
+        *(rows, inner, outer, eps, residual_eps),
+        NORM=norm is not None,
+        ACTIVATION=ACTIVATIONS[activation],
+        RESIDUAL=0 if residual is None else 1 if residual_norm is None else 2,
+        CACHE=cache is not None,
+        # As torch's own products: float32 is kept unless the user asked for less.
+        EXACT=x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest",
+        MP=MP,
+        NP=NP,
+        KP=KP,
+        SP=whole if kernel is _few and whole * MP <= _WHOLE else 0,
+        num_warps=warps,
+        num_stages=stages,
+    )
+    return out
+
+
+@triton.jit
+def _embed(tokens, table, positions, position, out, width, scale, PLACED: tl.constexpr, DP: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.arange(0, DP)
+    inside = column < width
+    token = tl.load(tokens + row)
+    entries = tl.load(table + token * width + column, mask=inside, other=0.0).to(tl.float32) * scale
+    if PLACED:
+        entries += tl.load(positions + tl.load(position) * width + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, entries.to(out.dtype.element_ty), mask=inside)
+
+
+def embed(
+    tokens: Tensor, table: Tensor, scale: float, positions: Tensor | None, position: Tensor, out: Tensor
+) -> Tensor:
+    """``out[r] = scale table[tokens[r]] + positions[position]``, (R, D).
+
+    >>> embed.__name__
+    'embed'
+    """
+    width = table.shape[1]
+    _embed[(len(tokens),)](
+        *(tokens, table, table if positions is None else positions, position, out, width, scale),
+        PLACED=positions is not None,
+        DP=triton.next_power_of_2(width),
+        num_warps=2,
+    )
+    return out

@@ -1,0 +1,21 @@
+"""What a decoding step on the GPU is made of, under one roof: the model's part and the search's."""
+
+from thalweg.kernels.gpu.decode_attention import attend_past, attend_source, rotate
+from thalweg.kernels.gpu.decode_beam import Beam, advance, fits, start, trace
+from thalweg.kernels.gpu.decode_linear import ACTIVATIONS, Norm, embed, linear, project
+
+__all__ = [
+    "ACTIVATIONS",
+    "Beam",
+    "Norm",
+    "advance",
+    "attend_past",
+    "attend_source",
+    "embed",
+    "fits",
+    "linear",
+    "project",
+    "rotate",
+    "start",
+    "trace",
+]

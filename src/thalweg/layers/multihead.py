@@ -1,0 +1,146 @@
+"""Multi-head attention: of a sequence to itself, and to the memory of another."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from thalweg.errors import ConfigError
+from thalweg.layers.positions import rotate
+
+__all__ = ["Attended", "CrossAttention", "SelfAttention", "mean_weights"]
+
+
+class Attended(NamedTuple):
+    """What an attention gives: its output ``(B, T, D)``, and what it used to get it.
+
+    Attributes:
+        output: ``(B, T, D)``.
+        queries: ``(B, T, D)``, not scaled, rotated where positions are rotary.
+        memory: ``(B, S, 2, D)`` keys and values.
+
+    >>> x = torch.randn(2, 3, 8)
+    >>> SelfAttention(8, 2)(x).memory.shape
+    torch.Size([2, 3, 2, 8])
+    """
+
+    output: Tensor
+    queries: Tensor
+    memory: Tensor
+
+
+class _MultiHead(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float):
+        super().__init__()
+        if heads < 1 or width % heads:
+            raise ConfigError(f"width must be a multiple of heads, got {width} and {heads}")
+        self.width, self.heads, self.dropout = width, heads, dropout
+        self.out = nn.Linear(width, width)
+
+    def attend(self, queries: Tensor, memory: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """``queries (B, T, D)`` over ``memory (B, S, 2, D)`` -> ``(B, T, D)``."""
+        q, k, v = (_split(part, self.heads) for part in (queries, memory[:, :, 0], memory[:, :, 1]))
+        dropout = self.dropout if self.training else 0.0
+        read = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+        return self.out(read.transpose(1, 2).flatten(2))
+
+
+class SelfAttention(_MultiHead):
+    r"""H heads of softmax(q_t k_s / sqrt(D/H)) v_s over the same sequence (Vaswani et al., 2017).
+
+    Queries, keys and values come from one matrix (``project``, in that order).
+
+    Args:
+        width: D; heads: H, a divisor of D; dropout: probability that a weight is dropped while training.
+
+    >>> x = torch.randn(2, 5, 8)
+    >>> SelfAttention(8, heads=2)(x, causal=True).output.shape
+    torch.Size([2, 5, 8])
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float = 0.0):
+        super().__init__(width, heads, dropout)
+        self.project = nn.Linear(width, 3 * width)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        past: Tensor | None = None,
+    ) -> Attended:
+        """Attend within ``x (B, T, D)``.
+
+        Args:
+            x: the sequence.
+            causal: position t sees s <= t alone.
+            mask: bool, broadcast to ``(B, H, T, S)``, true where a position may be seen.
+            rotary: cosines and sines ``(B or 1, T, d/2)`` of the positions.
+            past: ``(B, t, 2, D)`` keys and values that come before those of ``x``.
+
+        Time O(T S D); no T x S matrix is kept where torch has a fused kernel.
+        """
+        projected = self.project(x)
+        queries = projected[..., : self.width]
+        memory = projected[..., self.width :].unflatten(2, (2, self.width))
+        if rotary is not None:
+            cos, sin = (part.unsqueeze(2) for part in rotary)
+            turned = rotate(projected[..., : 2 * self.width].unflatten(2, (2 * self.heads, -1)), cos, sin)
+            queries, keys = turned.flatten(2).chunk(2, dim=2)
+            memory = torch.stack((keys, memory[:, :, 1]), dim=2)
+        if past is not None:
+            memory = torch.cat((past, memory), dim=1)
+        return Attended(self.attend(queries, memory, mask, causal), queries, memory)
+
+
+class CrossAttention(_MultiHead):
+    """H heads over the memory of another sequence, whose keys and values are computed once (:meth:`memorise`).
+
+    Args:
+        width: D; heads: H, a divisor of D; dropout: probability that a weight is dropped while training.
+
+    >>> attention = CrossAttention(8, heads=2)
+    >>> memory = attention.memorise(torch.randn(2, 7, 8))
+    >>> attention(torch.randn(2, 3, 8), memory).output.shape
+    torch.Size([2, 3, 8])
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float = 0.0):
+        super().__init__(width, heads, dropout)
+        self.query = nn.Linear(width, width)
+        self.memory = nn.Linear(width, 2 * width)
+
+    def memorise(self, encoded: Tensor) -> Tensor:
+        """Keys and values ``(B, S, 2, D)`` of ``encoded (B, S, D)``."""
+        return self.memory(encoded).unflatten(2, (2, self.width))
+
+    def forward(self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None) -> Attended:
+        """Read ``memory (B, S, 2, D)`` for ``x (B, T, D)``; ``mask`` as in :class:`SelfAttention`."""
+        queries = self.query(x)
+        return Attended(self.attend(queries, memory, mask, False), queries, memory)
+
+
+def mean_weights(queries: Tensor, keys: Tensor, heads: int, mask: Tensor | None = None) -> Tensor:
+    r"""Attention weights averaged over heads, ``(B, T, S)``: (1/H) \sum_h softmax_s(q_h k_h / sqrt(D/H)).
+
+    ``queries (B, T, D)`` and ``keys (B, S, D)``; ``mask`` broadcasts to ``(B, H, T, S)``, and where it is false the
+    weight is exactly 0. Computed in float32 at least.
+
+    >>> mean_weights(torch.zeros(1, 1, 4), torch.zeros(1, 2, 4), heads=2)
+    tensor([[[0.5000, 0.5000]]])
+    """
+    q, k = _split(queries, heads), _split(keys, heads)
+    scores = (q @ k.transpose(2, 3)) * q.size(3) ** -0.5
+    if scores.dtype in (torch.float16, torch.bfloat16):
+        scores = scores.float()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(dim=3).mean(dim=1)
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    return x.unflatten(2, (heads, -1)).transpose(1, 2)

@@ -1,0 +1,214 @@
+"""Transformer layers and stacks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from thalweg.errors import ConfigError, nearest
+from thalweg.layers.dropout import Dropout
+from thalweg.layers.multihead import Attended, CrossAttention, SelfAttention
+
+__all__ = ["Activation", "FeedForward", "NormPlace", "Stacked", "TransformerLayer", "TransformerStack"]
+
+Activation = Literal["relu", "gelu", "silu", "swiglu"]
+"""The feed-forward block's nonlinearity; ``swiglu`` has a second, gating matrix."""
+
+NormPlace = Literal["pre", "post"]
+"""LayerNorm before each block, x + f(norm(x)), or after its sum, norm(x + f(x))."""
+
+_FUNCTIONS = {"relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}
+
+
+class FeedForward(nn.Module):
+    r"""W_2 \phi(W_1 x), or with ``swiglu`` W_2 (silu(W_g x) * W_1 x) (Shazeer, 2020).
+
+    Args:
+        width: D; inner: width of the inside; activation: relu, gelu (exact), silu or swiglu.
+
+    >>> FeedForward(8, 16, "swiglu")(torch.randn(2, 3, 8)).shape
+    torch.Size([2, 3, 8])
+    """
+
+    def __init__(self, width: int, inner: int, activation: Activation = "relu"):
+        super().__init__()
+        if activation not in get_args(Activation):
+            raise ConfigError(f"activation `{activation}` is not known; {nearest(activation, get_args(Activation))}")
+        self.activation = activation
+        self.up = nn.Linear(width, inner)
+        self.gate = nn.Linear(width, inner) if activation == "swiglu" else None
+        self.down = nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x (..., D)`` -> ``(..., D)``."""
+        if self.gate is not None:
+            return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+        return self.down(_FUNCTIONS[self.activation](self.up(x)))
+
+
+class TransformerLayer(nn.Module):
+    """Self-attention, cross-attention where ``cross``, and feed-forward, each with a residual and a LayerNorm.
+
+    Args:
+        width: D; heads: H; feedforward: inner width.
+        cross: the layer also reads a memory (a decoder's layer).
+        norm: ``pre`` or ``post``; activation: as in :class:`FeedForward`.
+        dropout: probability on each block's output; attention_dropout: on attention weights.
+
+    >>> layer = TransformerLayer(8, 2, 16, cross=True)
+    >>> memory = layer.cross.memorise(torch.randn(1, 5, 8))
+    >>> layer(torch.randn(1, 3, 8), memory=memory, causal=True)[0].shape
+    torch.Size([1, 3, 8])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        feedforward: int,
+        *,
+        cross: bool = False,
+        norm: NormPlace = "pre",
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+    ):
+        super().__init__()
+        if norm not in get_args(NormPlace):
+            raise ConfigError(f"norm `{norm}` is not known; {nearest(norm, get_args(NormPlace))}")
+        self.first = norm == "pre"
+        self.attention = SelfAttention(width, heads, attention_dropout)
+        self.attention_norm = nn.LayerNorm(width)
+        if cross:
+            self.cross: CrossAttention | None = CrossAttention(width, heads, attention_dropout)
+            self.cross_norm = nn.LayerNorm(width)
+        else:
+            self.cross = None
+        self.feedforward = FeedForward(width, feedforward, activation)
+        self.feedforward_norm = nn.LayerNorm(width)
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        past: Tensor | None = None,
+    ) -> tuple[Tensor, Attended, Attended | None]:
+        """``x (B, T, D)`` -> the same shape, what self-attention gave, and what cross-attention gave."""
+        norm = self.attention_norm
+        own = self.attention(norm(x) if self.first else x, causal=causal, mask=mask, rotary=rotary, past=past)
+        x = self._add(x, own.output, norm)
+        read = None
+        if self.cross is not None:
+            assert memory is not None
+            read = self.cross(self.cross_norm(x) if self.first else x, memory, mask=memory_mask)
+            x = self._add(x, read.output, self.cross_norm)
+        norm = self.feedforward_norm
+        return self._add(x, self.feedforward(norm(x) if self.first else x), norm), own, read
+
+    def _add(self, x: Tensor, change: Tensor, norm: nn.LayerNorm) -> Tensor:
+        x = x + self.dropout(change)
+        return x if self.first else norm(x)
+
+
+class Stacked(NamedTuple):
+    """What a stack gives: outputs ``(B, T, D)``, each layer's keys and values, and the last layer's attentions.
+
+    >>> stack = TransformerStack(2, 8, 2, 16)
+    >>> len(stack(torch.randn(1, 3, 8)).memories)
+    2
+    """
+
+    output: Tensor
+    memories: tuple[Tensor, ...]
+    own: Attended
+    read: Attended | None
+
+
+class TransformerStack(nn.Module):
+    """N layers, and a last LayerNorm where the norms come first.
+
+    Weights start as Xavier's uniform ones, biases at 0; with ``norm="pre"`` what each block adds is scaled by
+    (blocks)^(-1/2), so that the sum of all has the variance of one (as in GPT-2).
+
+    Args:
+        layers: N; the others as in :class:`TransformerLayer`.
+
+    >>> stack = TransformerStack(2, 8, 2, 16, norm="pre")
+    >>> stack(torch.randn(4, 5, 8)).output.shape
+    torch.Size([4, 5, 8])
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        width: int,
+        heads: int,
+        feedforward: int,
+        *,
+        cross: bool = False,
+        norm: NormPlace = "pre",
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+    ):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            TransformerLayer(
+                width,
+                heads,
+                feedforward,
+                cross=cross,
+                norm=norm,
+                activation=activation,
+                dropout=dropout,
+                attention_dropout=attention_dropout,
+            )
+            for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(width) if norm == "pre" else None
+        self._start((3 if cross else 2) * layers if norm == "pre" else 1)
+
+    @property
+    def each(self) -> list[TransformerLayer]:
+        """The layers, with their type."""
+        return cast("list[TransformerLayer]", list(self.layers))
+
+    def _start(self, blocks: int) -> None:
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                last = name.endswith((".out", ".down"))
+                nn.init.xavier_uniform_(module.weight, gain=blocks**-0.5 if last else 1.0)
+                nn.init.zeros_(module.bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        memories: Sequence[Tensor] | None = None,
+        memory_mask: Tensor | None = None,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        pasts: Sequence[Tensor] | None = None,
+    ) -> Stacked:
+        """Run ``x (B, T, D)`` through the layers; ``memories`` and ``pasts`` have one entry a layer."""
+        kept: list[Tensor] = []
+        own = read = None
+        for n, layer in enumerate(self.layers):
+            memory = None if memories is None else memories[n]
+            past = None if pasts is None else pasts[n]
+            x, own, read = layer(
+                x, memory=memory, memory_mask=memory_mask, causal=causal, mask=mask, rotary=rotary, past=past
+            )
+            kept.append(own.memory)
+        assert own is not None
+        return Stacked(x if self.norm is None else self.norm(x), tuple(kept), own, read)

@@ -1,0 +1,81 @@
+"""What a task asks of a model, and models made from a config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from thalweg.energies.seq2seq import Seq2Seq, Seq2SeqConfig
+from thalweg.energies.transformer import Transformer
+from thalweg.inference.hypotheses import Autoregressive
+from thalweg.layers.padded import Padded
+from thalweg.layers.reduced import Precision, reduce_precision
+from thalweg.tasks.config import TransduceConfig
+from thalweg.tasks.sides import Side
+
+__all__ = ["SequenceModel", "build_model", "device_of_model", "reduced"]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class SequenceModel(Autoregressive, Protocol):
+    """A model of target sequences given a source: what a search asks, and where its answers looked.
+
+    >>> model: SequenceModel = Seq2Seq(Seq2SeqConfig(hidden=8), source_size=7, target_size=7)
+    >>> model.vocab_size
+    7
+    """
+
+    def attention_weights(self, source: Padded, target: Padded) -> Tensor | None:
+        """``(B, T, S)`` where each target position looked, or None."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The weights; they say where the model is."""
+        ...
+
+
+def device_of_model(model: SequenceModel) -> torch.device:
+    """Where a model's weights are; the CPU for one without.
+
+    >>> device_of_model(Seq2Seq(Seq2SeqConfig(hidden=8), source_size=7, target_size=7)).type
+    'cpu'
+    """
+    first = next(iter(model.parameters()), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def build_model(config: TransduceConfig, source: Side, target: Side) -> Seq2Seq | Transformer:
+    """A fresh model of the config's family and shape for the two alphabets.
+
+    >>> from thalweg.data import Alphabet, Symbols
+    >>> from thalweg.tasks.config import build_config
+    >>> side = Side(Symbols(), Alphabet.build(["abc"]))
+    >>> build_model(build_config({"model": {"hidden": 8}}), side, side).vocab_size
+    7
+    """
+    S, V = len(source.alphabet), len(target.alphabet)
+    if isinstance(config.model, Seq2SeqConfig):
+        return Seq2Seq(config.model, source_size=S, target_size=V)
+    copies = None
+    if config.model.pointer:
+        # A source symbol copies to the target symbol that is written alike.
+        same = [target.alphabet.encode([symbol])[0] for symbol in source.alphabet.symbols]
+        nothing = [-1] * (S - len(same))  # unknown, padding, begin and end
+        copies = torch.tensor(nothing + [number or -1 for number in same])
+    return Transformer(config.model, source_size=S, target_size=V, features=source.features, copies=copies)
+
+
+def reduced(model: M, precision: str) -> M:
+    """The model with smaller numbers in its linear layers, for the CPU; ``float32`` leaves it as it is.
+
+    >>> model = nn.Linear(2, 2)
+    >>> reduced(model, "float32") is model
+    True
+    """
+    if precision == "float32":
+        return model
+    return cast(M, reduce_precision(model, cast(Precision, precision)))

@@ -1,0 +1,108 @@
+"""Two families of models in one config: recognised, checked and suggested for each by itself; old files load."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from thalweg.cli.train import MODELS
+from thalweg.energies import Seq2Seq, Seq2SeqConfig
+from thalweg.energies.transformer import Transformer, TransformerConfig
+from thalweg.errors import ConfigError
+from thalweg.tasks.config import apply_overrides, as_settings, build_config, to_yaml
+from thalweg.tasks.families import FAMILIES, PRESETS, family_keys, family_of
+from thalweg.tasks.models import build_model
+from thalweg.tasks.transducer import Side
+
+
+def test_every_preset_is_offered_by_the_command():
+    assert tuple(PRESETS) == MODELS
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_setting_of_its_own_tells_the_family(family):
+    others = set().union(*(family_keys(name) for name in FAMILIES if name != family))
+    own = set(family_keys(family)) - others
+    assert own
+    assert {family_of({key: None}) for key in own} == {family}
+    assert family_of({"dropout": 0.1, "tied": True}) == "recurrent", "shared settings leave the default"
+
+
+def test_configs_from_before_there_were_families():
+    old = {"model": {"cell": "gru", "hidden": 8, "attention": "dot"}, "training": {"epochs": 2}}
+    assert build_config(old).model == Seq2SeqConfig(cell="gru", hidden=8, attention="dot")
+    assert build_config({"model": {}}).model == Seq2SeqConfig()
+    assert build_config({}).model == Seq2SeqConfig()
+
+
+@pytest.mark.parametrize("model", [Seq2SeqConfig(hidden=9), TransformerConfig(width=12, positions="learned")])
+def test_settings_name_the_family_and_come_back(model):
+    config = dataclasses.replace(build_config({}), model=model)
+    settings = as_settings(config)
+    assert next(iter(settings["model"])) == "family"
+    assert build_config(settings) == config
+    assert build_config(dataclasses.asdict(config)) == config, "the settings tell it without a name"
+    assert "family:" in to_yaml(config)
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({"family": "transfomer"}, "model.family `transfomer` is not known; did you mean `transformer`?"),
+        ({"family": "transformer", "hed": 2}, "`model.hed` is not a setting; did you mean `heads`?"),
+        ({"heads": 2, "feedfoward": 8}, "`model.feedfoward` is not a setting; did you mean `feedforward`?"),
+        (
+            {"family": "transformer", "hidden": 2},
+            "`model.hidden` is not a setting of transformer models but of recurrent",
+        ),
+        ({"family": "recurrent", "heads": 2}, "`model.heads` is not a setting of recurrent models but of transformer"),
+        ({"hidden": 2, "heads": 2}, "settings of two families: `hidden` (recurrent), `heads` (transformer)"),
+        ({"heads": 3}, "model.width must be a multiple of model.heads = 3, got 256"),
+        ({"heads": True}, "`model.heads`: expected a number, got true"),
+        ({"norm": "mid"}, "`model.norm`: input should be 'pre' or 'post', got 'mid'"),
+    ],
+)
+def test_mistakes_are_answered_for_the_family(raw, said):
+    with pytest.raises(ConfigError) as caught:
+        build_config({"model": raw}, where="x.yaml")
+    assert str(caught.value).startswith("x.yaml: ")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_overrides_go_by_the_family():
+    assert apply_overrides({}, ["heads=2"]) == {"model": {"heads": 2}}
+    assert apply_overrides({}, ["width=3"]) == {"search": {"width": 3}}
+    assert apply_overrides(PRESETS["causal"], ["heads=2"])["model"]["heads"] == 2
+    with pytest.raises(ConfigError, match=r"`width` is ambiguous; write one of `model.width`, `search.width`"):
+        apply_overrides(PRESETS["transformer"], ["width=3"])
+    with pytest.raises(ConfigError, match="`heads` is not a setting of recurrent models but of transformer ones"):
+        apply_overrides(PRESETS["lstm"], ["heads=3"])
+    with pytest.raises(ConfigError, match="`hedas` is not a setting; did you mean `heads`"):
+        apply_overrides(PRESETS["transformer"], ["hedas=3"])
+    assert build_config(apply_overrides({}, ["family=transformer"])).model == TransformerConfig()
+    assert PRESETS["transformer"]["model"] == {"family": "transformer"}, "presets are left alone"
+
+
+def test_both_families_are_built():
+    from thalweg.data import Alphabet, Symbols
+
+    side = Side(Symbols(), Alphabet.build(["abc"]))
+    for preset in PRESETS:
+        model = build_model(build_config(PRESETS[preset]), side, side)
+        assert isinstance(model, Seq2Seq if preset in LSTM else Transformer)
+        assert (model.vocab_size, model.eos) == (7, 3)
+
+
+LSTM = ("lstm-attention", "gru-attention", "lstm", "gru")
+
+
+def test_the_small_data_settings():
+    config = build_config(PRESETS["transformer"])
+    shape = config.model
+    assert (shape.width, shape.heads, shape.feedforward, shape.encoder_layers, shape.dropout) == (256, 4, 1024, 4, 0.3)
+    training = config.training
+    assert (training.schedule, training.warmup, training.learning_rate) == ("inverse_sqrt", 4000, 1e-3)
+    assert training.label_smoothing == 0.1
+    assert training.planned(25).epochs * 25 >= 5 * training.warmup, "the warm-up is a small part of the whole"
