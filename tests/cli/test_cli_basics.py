@@ -45,10 +45,35 @@ def _env() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(thalweg.__file__).parents[1])}
 
 
-def test_usage_errors_exit_with_2(cli: Any) -> None:
-    assert cli("frobnicate").exit_code == 2
-    assert cli("train", "--frobnicate").exit_code == 2
-    assert cli("evaluate").exit_code == 2
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["frobnicate"], "frobnicate"),
+        (["--frobnicate"], "--frobnicate"),
+        (["train", "--frobnicate"], "--frobnicate"),
+        (["evaluate"], "RUN"),
+        (["recipe", "frobnicate"], "frobnicate"),
+        (["predict", "run", "--search", "beem"], "'beam'"),
+        (["predict", "run", "--k", "0"], "--k"),
+        (["predict", "run", "--precision", "int4"], "'int8'"),
+    ],
+)
+def test_usage_errors_are_one_line_and_exit_with_2(cli: Any, words: list[str], said: str) -> None:
+    refused = cli(*words)
+    assert refused.exit_code == 2
+    assert refused.stdout == ""
+    assert refused.stderr.startswith("error: ")
+    assert refused.stderr.count("\n") == 1
+    assert said in refused.stderr
+    assert "; see `" in refused.stderr
+    assert refused.stderr.endswith(" --help`\n")
+
+
+@pytest.mark.parametrize("words", [[], ["recipe"], ["data"]])
+def test_a_group_alone_shows_its_page(cli: Any, words: list[str]) -> None:
+    shown = cli(*words)
+    assert "Commands" in shown.stdout + shown.stderr
+    assert "error" not in shown.stderr
 
 
 @pytest.mark.parametrize("place", ["first", "last"])

@@ -44,6 +44,17 @@ def same(found, expected) -> bool:
     )
 
 
+def rising(words: tuple[int, ...], symbol: int) -> bool:
+    """Whether a symbol may follow in a sequence that never falls."""
+    return symbol >= (words[-1] if words else 0)
+
+
+def rising_mask(tokens: Tensor, items: Tensor) -> Tensor:
+    """The same of four symbols, as searches ask it."""
+    last = tokens[:, -1:] if tokens.size(1) else torch.zeros((tokens.size(0), 1), dtype=torch.long)
+    return torch.arange(4) >= last
+
+
 class Watched:
     """Counts the rows of each step; for trees, insists that no impossible prefix is ever asked about."""
 

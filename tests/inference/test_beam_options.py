@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from search_cases import BOS, answers, same
 from torch import Tensor
 
 from oracles import search as oracle
@@ -11,7 +12,6 @@ from oracles.beams import Book
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.inference import Hypotheses, Partial, TableModel, beam_search, stream
 
-BOS = 0
 SHAPES = [  # vocab, eos, depth, impossible
     (4, 3, 4, 0.0),
     (4, 3, 4, 0.4),
@@ -31,26 +31,6 @@ def tables(*, vocab, eos, depth, impossible, count=6, seed=0):
         for n in range(count)
     ]
     return every, TableModel(every, vocab_size=vocab, bos=BOS, eos=eos)
-
-
-def answers(found: Hypotheses, item: int = 0):
-    result = []
-    columns = (found.tokens, found.lengths, found.scores, found.finished)
-    for tokens, length, score, finished in zip(*(column[item].tolist() for column in columns), strict=True):
-        assert all(token == -1 for token in tokens[length:])
-        if length:
-            result.append((tuple(tokens[:length]), score, finished))
-        else:
-            assert score == -math.inf
-            assert not finished
-    return result
-
-
-def same(found, expected) -> bool:
-    return len(found) == len(expected) and all(
-        a[0] == b[0] and a[2] == b[2] and math.isclose(a[1], b[1], abs_tol=1e-9)
-        for a, b in zip(found, expected, strict=True)
-    )
 
 
 @shapes

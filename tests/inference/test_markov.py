@@ -85,7 +85,7 @@ def test_viterbi_is_the_beam_that_holds_everything(N, length):
     torch.testing.assert_close(model.log_prob(exact.tokens), model.log_prob(beam.tokens))
     assert torch.equal(exact.tokens[:, 0], beam.tokens[:, 0])
     assert torch.equal(exact.finished, beam.finished)
-    assert not bool(beam.optimal.any())
+    assert bool(beam.optimal.all())
 
 
 def test_greedy_can_miss_what_viterbi_finds():

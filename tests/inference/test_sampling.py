@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from search_cases import BOS, answers, countdown, same, tables, which
+from search_cases import BOS, answers, countdown, rising, rising_mask, same, tables, which
 
 from oracles import search as oracle
 from oracles import sequences
@@ -122,15 +122,6 @@ def test_typical_leaves_out_the_most_probable_symbol_and_the_oracle_can_fail():
     assert set(counts(found)) == {(1,)} == set(sequences.distribution({(): row}, eos=None, max_length=1, typical=0.3))
     broken = sequences.distribution({(): row}, eos=None, max_length=1, typical=0.3, broken=True)
     assert not oracle.chi_square_accepts(counts(found), broken)
-
-
-def rising(words, symbol):
-    return symbol >= (words[-1] if words else 0)
-
-
-def rising_mask(tokens, items):
-    last = tokens[:, -1:] if tokens.size(1) else torch.zeros((tokens.size(0), 1), dtype=torch.long)
-    return torch.arange(4) >= last
 
 
 @pytest.mark.parametrize(

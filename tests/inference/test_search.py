@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from search_cases import BOS, SHAPES, Tree, Watched, answers, countdown, same, tables, which
+from search_cases import BOS, SHAPES, Tree, Watched, answers, countdown, rising, rising_mask, same, tables, which
 from torch import Tensor, nn
 
 from oracles import search as oracle
@@ -118,15 +118,6 @@ def test_not_a_number_is_one_clear_line(search, bad, symbol):
         with pytest.raises(ThalwegError, match="NaN or \\+inf for batch item 1 by step") as caught:
             search(model, which(0, 1), 6)
         assert "\n" not in str(caught.value)
-
-
-def rising(words, symbol):
-    return symbol >= (words[-1] if words else 0)
-
-
-def rising_mask(tokens, items):
-    last = tokens[:, -1:] if tokens.size(1) else torch.zeros((tokens.size(0), 1), dtype=torch.long)
-    return torch.arange(4) >= last
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ pytest.importorskip("numba", reason="the CPU kernels need numba")
 
 from thalweg.kernels.cpu import chain as cpu
 from thalweg.kernels.cpu import chain_lanes, threads
+from thalweg.kernels.cpu.chain_groups import Grouped
 from thalweg.kernels.cpu.chain_scaled import Scaled
 from thalweg.kernels.cpu.simd import padded
 
@@ -46,6 +47,7 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     monkeypatch.setattr(threads, "LEAST_WORK", 1)
+    monkeypatch.setattr(threads, "LEAST_SHARE", 1)
     yield
     torch.set_num_threads(before)
 
@@ -154,19 +156,17 @@ def test_checkpoints_give_the_same(size: tuple[int, int, int]) -> None:
         chain = make(size, kind)
         assert_like_reference(chain, gold=labels_of(chain), low_memory=True)
     saved = cpu.forward(ops._plain(make((2, 400, 4), "shared")), low_memory=True)[1]
-    assert saved is not None
+    assert isinstance(saved, cpu.Saved)
     assert saved.alpha.shape[1] == 20
 
 
 def test_lanes_are_used_and_equal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = ops._plain(make((45, 9, 9), "shared", torch.float32))
     by_lanes = cpu.forward(chain)
-    assert by_lanes[1] is not None
-    assert by_lanes[1].alpha.ndim == 4
+    assert isinstance(by_lanes[1], Grouped)
     monkeypatch.setattr(chain_lanes, "MOST_LABELS", 0)
     by_rows = cpu.forward(chain)
-    assert by_rows[1] is not None
-    assert by_rows[1].alpha.ndim == 3
+    assert isinstance(by_rows[1], cpu.Saved)
     torch.testing.assert_close(by_lanes[0], by_rows[0], atol=1e-5, rtol=1e-6)
     ones = torch.ones(45)
     for one, two in zip(cpu.backward(chain, by_lanes[1], ones), cpu.backward(chain, by_rows[1], ones), strict=True):
@@ -313,7 +313,18 @@ def test_lanes_past_a_length_reach_nothing(padding: float) -> None:
     results = []
     for each in (chain, other):
         values, saved = cpu.forward(ops._plain(each))
-        assert saved is not None
-        assert saved.alpha.ndim == 4
+        assert isinstance(saved, Grouped)
         results.append((values, *cpu.backward(ops._plain(each), saved, torch.ones(45))))
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("labels", [3, 9])
+def test_items_that_lanes_cannot_serve_leave_the_others_alone(labels: int) -> None:
+    chain = make((37, 6, labels), "shared", torch.float32)
+    chain.emissions[[3, 36], 0] = -math.inf
+    values, saved = cpu.forward(ops._plain(chain))
+    assert isinstance(saved, Grouped)
+    assert saved.lost == 2
+    assert torch.isneginf(values).nonzero().flatten().tolist() == [3, 36]
+    assert_like_reference(chain)
+    assert_like_reference(chain, gold=labels_of(chain))

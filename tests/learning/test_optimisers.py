@@ -13,10 +13,10 @@ GRADIENTS = [[1.0, -0.01, 0.0], [0.5, 0.02, 0.0], [2.0, -0.03, 0.0]]
 START = [1.0, -2.0, 3.0]
 
 
-def run(name, *, fused, decay, rate=0.1, momentum=0.0):
+def run(name, *, fused, decay, rate=0.1, **settings):
     """Three steps of the library's optimiser with the gradients above."""
     weight = torch.nn.Parameter(torch.tensor(START, dtype=torch.float64))
-    optimiser = build_optimiser(name, [weight], learning_rate=rate, weight_decay=decay, momentum=momentum, fused=fused)
+    optimiser = build_optimiser(name, [weight], learning_rate=rate, weight_decay=decay, fused=fused, **settings)
     for gradient in GRADIENTS:
         weight.grad = torch.tensor(gradient, dtype=torch.float64)
         optimiser.step()
@@ -60,6 +60,15 @@ def test_names_mean_what_they_say(fused, decay):
     assert with_momentum == pytest.approx(plain_sgd(decay, momentum=0.9), **close)
     assert run("adam_l2", fused=fused, decay=decay) == pytest.approx(plain_adam(decay, decoupled=False), **close)
     assert run("adamw", fused=fused, decay=decay) == pytest.approx(plain_adam(decay, decoupled=True), **close)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("name", "decoupled"), [("adam_l2", False), ("adamw", True)])
+def test_beta2_is_the_decay_of_the_squares(name, decoupled, fused):
+    close = {"rel": 1e-9, "abs": 1e-9}
+    expected = plain_adam(0.2, decoupled=decoupled, beta2=0.98)
+    assert expected != pytest.approx(plain_adam(0.2, decoupled=decoupled), **close)
+    assert run(name, fused=fused, decay=0.2, beta2=0.98) == pytest.approx(expected, **close)
 
 
 def test_the_two_adams_differ_by_their_decay():

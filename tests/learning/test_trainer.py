@@ -213,6 +213,9 @@ BAD += [
     ("label_smoothing", 1.0),
     ("average", 1.0),
     ("plateau_factor", 1.0),
+    ("beta2", 0.0),
+    ("beta2", 1.0),
+    ("beta2", math.nan),
     ("seed", -1),
 ]
 

@@ -171,6 +171,10 @@ def test_other_settings_do_not_pass_for_the_finished_run(pairs, tmp_path):
     run_recipe(recipe, tmp_path / "out", overrides=words)
     with pytest.raises(ThalwegError, match="hidden"):
         run_recipe(recipe, tmp_path / "out", overrides=[*words, "hidden=12"])
+    other = dataclasses.replace(recipe, config=recipe.config | {"model": {"family": "transformer", "width": 8}})
+    words = [word for word in words if not word.startswith(("hidden", "embedding"))]
+    with pytest.raises(ThalwegError, match=r"was run with model.family=recurrent, got transformer; use --fresh"):
+        run_recipe(other, tmp_path / "out", overrides=words)
 
 
 def test_an_interrupted_recipe_goes_on(pairs, tmp_path):

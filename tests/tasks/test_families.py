@@ -104,5 +104,5 @@ def test_the_small_data_settings():
     assert (shape.width, shape.heads, shape.feedforward, shape.encoder_layers, shape.dropout) == (256, 4, 1024, 4, 0.3)
     training = config.training
     assert (training.schedule, training.warmup, training.learning_rate) == ("inverse_sqrt", 4000, 1e-3)
-    assert training.label_smoothing == 0.1
+    assert (training.label_smoothing, training.beta2) == (0.1, 0.98)
     assert training.planned(25).epochs * 25 >= 5 * training.warmup, "the warm-up is a small part of the whole"

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from thalweg.errors import DataError
+from thalweg.tasks.config import build_config, to_yaml
 from thalweg.tasks.report import write_report
+from thalweg.tasks.report.parts import EVERYWHERE, SETTINGS
 from thalweg.tasks.report.plots import Curve, curve_svg
 from thalweg.tasks.report.run import read_log, read_run
 from thalweg.tasks.report.text import difference, escape, symbol
+from thalweg.tasks.search_settings import SearchConfig, SearchName
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 HOSTILE = '<script>alert("x")</script>'
@@ -208,6 +212,61 @@ def test_commands_can_be_pasted(run: Path) -> None:
     assert f"thalweg evaluate {run} 'data dir/test.tsv' {options}" in text
     assert f"thalweg predict {run} - --k 5" in text
     assert f"thalweg train {run}/config.yaml --out {run} --resume" in text
+
+
+SEARCHES = [
+    ({"search": "exact", "width": 3, "max_expansions": 0}, "--width 3 --max-expansions 0"),
+    ({"search": "diverse", "width": 6, "diversity": 0.0}, "--width 6 --diversity 0.0"),
+    ({"search": "diverse", "width": 6, "groups": 3}, "--width 6 --groups 3 --diversity 0.5"),
+    ({"search": "typical", "top_k": 4, "sampling_seed": 7}, "--typical 0.95 --temperature 1.0 --top-k 4 --seed 7"),
+    ({"search": "min-p", "min_length": 2}, "--min-p 0.05 --temperature 1.0 --min-length 2"),
+    ({"search": "stochastic", "temperature": 0.5}, "--temperature 0.5"),
+    ({"search": "mbr", "prefix": "<b> x"}, "--samples 32 --temperature 1.0 --prefix '<b> x'"),
+    ({"search": "beam", "lexicon": "w.txt"}, "--width 5 --lexicon w.txt"),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), SEARCHES)
+def test_every_search_shows_its_settings(run: Path, settings: dict[str, Any], expected: str) -> None:
+    """What matters to a search is shown, and as options that ask for the same search again."""
+    how = SearchConfig(**settings)
+    path = run / "evaluation" / "test" / "metrics.json"
+    metrics = json.loads(path.read_text())
+    metrics["search"] = {**dataclasses.asdict(how), "name": how.search, "k": 1}
+    metrics["ensemble"] = {"runs": ["runs/b", "runs/c"], "vote": True}
+    metrics |= {"precision": "int8", "exact": {"width": 3, "proved": 0.75, "empty": 0.0}}
+    path.write_text(json.dumps(metrics))
+    text = page_of(run).text
+    rest = "--k 1 --ensemble runs/b --ensemble runs/c --vote --precision int8 --references any"
+    assert f"--search {how.search} {expected} {rest}" in text
+    for shown in (f"{how.search} search (", "with runs/b, runs/c (vote)", "int8 weights", "75.00% of the answers"):
+        assert shown in text, shown
+
+
+def test_an_evaluation_keeps_its_name(run: Path) -> None:
+    assert "--name" not in page_of(run).text
+    (run / "evaluation" / "test").rename(run / "evaluation" / "exact")
+    assert "--references any --name exact" in page_of(run).text
+
+
+def test_every_search_has_its_settings() -> None:
+    searches = set(get_args(SearchName)) - {"greedy"}
+    assert searches == set(SETTINGS)
+    known = {field.name for field in dataclasses.fields(SearchConfig)} | {"k"}
+    assert {key for keys in SETTINGS.values() for key in keys} | set(EVERYWHERE) == known - {"search"}
+
+
+def test_a_transformer_with_features(run: Path) -> None:
+    config = build_config({"model": {"family": "transformer", "kind": "causal", "heads": 2}})
+    (run / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    item = {"source": "run", "features": ["V", "<PST>"], "references": ["ran"], "correct": True}
+    item["answers"] = [{"text": "ran", "log_prob": -0.1, "probability": 0.9, "votes": 2, "optimal": True}]
+    (run / "evaluation" / "test" / "predictions.jsonl").write_text(lines(item), encoding="utf-8")
+    text = page_of(run).text
+    for shown in ("family transformer · kind causal · width 256 · heads 2", "V;<PST>", "2 votes", "sinusoidal"):
+        assert shown in text, shown
+    facts = text[text.index("family transformer") :].partition("Parameters")[0]
+    assert not re.search("encoder layers|max positions|attention dropout", facts)
 
 
 def test_nothing_is_loaded_and_nothing_runs(run: Path) -> None:

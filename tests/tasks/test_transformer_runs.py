@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from toy_task import TINY, toy_config
 from thalweg.energies.transformer import Transformer
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.learning.checkpoint import load_checkpoint
-from thalweg.tasks import build_config, evaluate, load, train
+from thalweg.tasks import apply_overrides, build_config, evaluate, load, train
+from thalweg.tasks.config import as_settings
+from thalweg.tasks.resuming import check_continues
 
 KINDS = [
     {},
@@ -86,6 +90,18 @@ def test_batches_by_tokens_are_settled_for_a_run(toy_files, tmp_path):
             train(config_of(toy_files, epochs=2, training=training), tmp_path / "run", resume=True)
     with pytest.raises(ConfigError, match="raise `batch_tokens` to 7 or more"):
         train(config_of(toy_files, training={"batch_tokens": 5}), tmp_path / "other")
+
+
+def test_what_a_run_said_nothing_about():
+    """Runs from before a setting was there go on with what they had, and with nothing else."""
+    new = {"config": as_settings(build_config({})), "progress": {"epoch": 1}}
+    old = copy.deepcopy(new)
+    del old["config"]["model"]["family"], old["config"]["training"]["batch_tokens"], old["config"]["training"]["beta2"]
+    check_continues(Path("last"), old, new)
+    for words, said in ((["batch_tokens=9"], "training.batch_tokens=0"), (["heads=2"], "model.family=recurrent")):
+        new["config"] = as_settings(build_config(apply_overrides({}, words)))
+        with pytest.raises(CheckpointError, match=rf"expected {said} as before, got"):
+            check_continues(Path("last"), old, new)
 
 
 def test_a_run_does_not_change_its_family(toy_files, tmp_path):

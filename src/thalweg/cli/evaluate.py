@@ -51,9 +51,9 @@ def evaluate(
     \b
     Example:
       thalweg evaluate runs/names test.tsv
-      thalweg evaluate runs/names test.tsv --k 10 --width 10 --references any --json
+      thalweg evaluate runs/names test.tsv --k 10 --references any --json
       thalweg evaluate runs/names test.tsv --search exact --name test-exact
-      thalweg evaluate runs/names test.tsv --ensemble runs/second --ensemble runs/third --vote
+      thalweg evaluate runs/names test.tsv --ensemble runs/two --vote
     """
     from thalweg.tasks.evaluation import evaluate as evaluate_task
     from thalweg.tasks.report import write_report

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 import thalweg
 from thalweg.cli import data, recipe
 from thalweg.cli.evaluate import evaluate
-from thalweg.cli.output import note
+from thalweg.cli.output import flowing, note
 from thalweg.cli.predict import predict
 from thalweg.cli.train import train
 from thalweg.errors import ThalwegError
@@ -22,6 +22,9 @@ __all__ = ["app", "run"]
 
 # What the place of a file, not the program, is to blame for.
 PLACE = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOSPC, errno.EROFS}
+
+# What a wrong word on the command line raises; typer names only this kind of it.
+USAGE: Any = typer.BadParameter.__mro__[1]
 
 
 class _Group(TyperGroup):
@@ -32,7 +35,10 @@ class _Group(TyperGroup):
         if "--debug" in args[:end]:
             args.remove("--debug")
             args.insert(0, "--debug")
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except USAGE as error:
+            _refuse(error)
 
     def invoke(self, ctx: Any) -> Any:
         debug = bool(ctx.params.get("debug"))
@@ -40,6 +46,8 @@ class _Group(TyperGroup):
             result = super().invoke(ctx)
             sys.stdout.flush()  # a closed pipe is found here rather than when the interpreter ends
             return result
+        except USAGE as error:
+            _refuse(error)
         except ThalwegError as error:
             if debug:
                 raise
@@ -62,6 +70,15 @@ class _Group(TyperGroup):
 def _fail(message: str) -> NoReturn:
     note("error: " + " ".join(message.split()), style="red")
     raise typer.Exit(2) from None
+
+
+def _refuse(error: Any) -> NoReturn:
+    """One line for a wrong word, with the page that tells the right ones; a group alone shows its page."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        raise error
+    message = error.format_message().replace("Value error, ", "").rstrip(".")
+    page = f"; see `{error.ctx.command_path} --help`" if error.ctx else ""
+    _fail(message[:1].lower() + message[1:] + page)
 
 
 app = typer.Typer(
@@ -98,9 +115,8 @@ def _root(
     """
 
 
-app.command()(train)
-app.command()(evaluate)
-app.command()(predict)
+for _command in (train, evaluate, predict):
+    app.command(help=flowing(_command))(_command)
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(data.app, name="data")
 

@@ -73,7 +73,19 @@ DataRoot = Annotated[
     ),
 ]
 
-BEAM, SAMPLING, MODEL = "Beam and exact search", "Sampling", "Models"
+ANSWERS, BEAM, SAMPLING, MODEL = "Answers", "Beam and exact search", "Sampling", "Models"
+
+# What `--search` offers, for the help page of every command that has it.
+SEARCHES = """\b
+Searches:
+  beam, greedy       the best few beginnings at each step, or the best one
+  diverse            a beam in groups that avoid one another's symbols
+  exact              the most probable answer, proved
+  sample             drawn at random
+  nucleus, typical,
+    min-p            drawn at random, improbable symbols left out
+  stochastic         drawn at random, no answer twice
+  mbr                of many drawn, those most like the others"""
 
 
 def _option(*names: str, panel: str, help: str, **more: Any) -> Any:
@@ -102,15 +114,19 @@ class Chosen:
 
 
 def _chosen(
-    search: Annotated[Search, typer.Option(help="How answers are searched.")] = Search.beam,
+    search: Annotated[Search, typer.Option(help="How answers are searched; see above.")] = Search.beam,
+    max_length: Annotated[
+        int, _option(panel=ANSWERS, help="Symbols at most, end included; 0 suits the training data.")
+    ] = 0,
+    min_length: Annotated[int, _option(panel=ANSWERS, help="Symbols at least, end included.")] = 0,
+    lexicon: Annotated[
+        str | None, _option(panel=ANSWERS, metavar="FILE", help="Only answers in this file, one a line.")
+    ] = None,
+    prefix: Annotated[str | None, _option(panel=ANSWERS, metavar="TEXT", help="What answers begin with.")] = None,
     width: Annotated[int, _option(panel=BEAM, min=1, help="Beam width; at least k is used.")] = 5,
     length_penalty: Annotated[
         float, _option(panel=BEAM, help="Exponent of the length that divides a score; 0 is none.")
     ] = 0.0,
-    max_length: Annotated[
-        int, _option(panel=BEAM, help="Symbols at most, end included; 0 suits the training data.")
-    ] = 0,
-    min_length: Annotated[int, _option(panel=BEAM, help="Symbols at least, end included.")] = 0,
     groups: Annotated[int, _option(panel=BEAM, help="Of diverse search; 0 is one for each hypothesis.")] = 0,
     diversity: Annotated[
         float, _option(panel=BEAM, help="Of diverse search: log-probability lost per group that said it.")
@@ -118,10 +134,6 @@ def _chosen(
     max_expansions: Annotated[
         int, _option(panel=BEAM, help="Of exact search: steps per source before it gives up the proof; 0 is no limit.")
     ] = 10_000,
-    lexicon: Annotated[
-        str | None, _option(panel=BEAM, metavar="FILE", help="Only answers in this file, one a line.")
-    ] = None,
-    prefix: Annotated[str | None, _option(panel=BEAM, metavar="TEXT", help="What answers begin with.")] = None,
     temperature: Annotated[float, _option(panel=SAMPLING, help="Below 1 sharpens, above flattens.")] = 1.0,
     top_p: Annotated[float, _option(panel=SAMPLING, help="Of nucleus: the mass that is kept.")] = 0.9,
     top_k: Annotated[int, _option(panel=SAMPLING, help="The symbols kept; 0 is all.")] = 0,
@@ -172,7 +184,7 @@ def takes_search(command: Callable[..., None]) -> Callable[..., None]:
 
     >>> def command(run: Path, chosen: Chosen) -> None: ...
     >>> list(inspect.signature(takes_search(command)).parameters)[:3]
-    ['run', 'search', 'width']
+    ['run', 'search', 'max_length']
     """
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "chosen"]
     shared = list(inspect.signature(_chosen, eval_str=True).parameters.values())
@@ -182,6 +194,8 @@ def takes_search(command: Callable[..., None]) -> Callable[..., None]:
         options = {p.name: given.pop(p.name) for p in shared}
         command(**given, chosen=_chosen(**options))
 
+    example = "\b\nExample:"
+    wrapped.__doc__ = (inspect.getdoc(command) or "").replace(example, f"{SEARCHES}\n\n{example}")
     # Typer reads the parameters from here.
     wrapped.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
     return wrapped

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["console", "duration", "note", "say", "show_table", "use_utf8"]
+__all__ = ["console", "duration", "flowing", "note", "say", "show_table", "use_utf8"]
 
 # Without a terminal there is no width to keep to; rich would fold tables at 80 columns.
 WIDE = 240
@@ -82,3 +83,21 @@ def use_utf8() -> None:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
+
+
+def flowing(command: Callable[..., object]) -> str:
+    """A command's docstring for its help page: paragraphs without line breaks, so that any width suits them.
+
+    Those that begin with a line ``\\b`` stay as they are.
+
+    >>> def greet():
+    ...     '''Greet.
+    ...
+    ...     Say hello
+    ...     to all.
+    ...     '''
+    >>> flowing(greet)
+    'Greet.\\n\\nSay hello to all.'
+    """
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    return "\n\n".join(part if part.startswith("\b") else part.replace("\n", " ") for part in paragraphs)

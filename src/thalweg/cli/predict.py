@@ -75,9 +75,9 @@ def predict(
     Example:
       thalweg predict runs/names --text Hannah --k 5
       cut -f1 test.tsv | thalweg predict runs/names --format jsonl > answers.jsonl
-      thalweg predict runs/names words.txt --search nucleus --k 3 --temperature 0.8 --seed 1
+      thalweg predict runs/names words.txt --search nucleus --k 3 --seed 1
       thalweg predict runs/names --text Hannah --search exact --format jsonl
-      thalweg predict runs/names words.txt --lexicon known.txt --ensemble runs/second --ensemble runs/third
+      thalweg predict runs/names words.txt --lexicon known.txt --ensemble runs/two
       thalweg predict runs/verbs --text run --features "V;PST" --tree tree.png
     """
     if attention and layout is not Format.jsonl:

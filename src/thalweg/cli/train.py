@@ -66,7 +66,7 @@ def train(
       thalweg train --data train.tsv --dev dev.tsv --out runs/names
       thalweg train --data train.tsv --model gru-attention hidden=256 epochs=30
       thalweg train --data train.tsv --model transformer batch_tokens=4000 epochs=100
-      thalweg train --data inflection.tsv --model transformer data.features=auto
+      thalweg train --data inflection.tsv --model transformer
       thalweg train config.yaml learning_rate=0.001 --seed 2
       thalweg train --resume --out runs/names
     """

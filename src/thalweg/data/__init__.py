@@ -11,7 +11,7 @@ from thalweg.data.alphabet import BOS, EOS, PAD, UNK, Alphabet
 from thalweg.data.batches import Batch, Batches, Example, pad
 from thalweg.data.conllu import Sentence, Word, read_conllu
 from thalweg.data.datasets import DatasetInfo, find_data, list_datasets, load_dataset
-from thalweg.data.readers import Pair, PairFile, read_pairs, read_sources
+from thalweg.data.readers import Pair, PairFile, read_pairs, read_sources, read_tagged_sources, split_tags
 from thalweg.data.symbols import Symbols, guess_symbols
 
 __all__ = [
@@ -37,4 +37,6 @@ __all__ = [
     "read_conllu",
     "read_pairs",
     "read_sources",
+    "read_tagged_sources",
+    "split_tags",
 ]

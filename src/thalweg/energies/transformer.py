@@ -13,6 +13,7 @@ from thalweg.energies.transformer_config import TransformerConfig
 from thalweg.energies.transformer_decoding import TransformerState
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.captured import FixedPlan
+from thalweg.inference.compiled import CompiledPlan
 from thalweg.layers.dropout import Dropout
 from thalweg.layers.multihead import mean_weights
 from thalweg.layers.padded import Padded
@@ -226,6 +227,11 @@ class Transformer(nn.Module):
         # Padding alone may stand beyond the last learned position.
         return positions.clamp(max=self.config.max_positions - 1) if self.config.positions == "learned" else positions
 
+    def embed_source(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors ``(B, S, D)`` of source symbols ``(B, S)`` and their positions ``(B or 1, S)``."""
+        positions = self._source_positions(tokens)
+        return self.embed(tokens, positions, tokens.size(1) + 1, source=True), positions
+
     def _starts(self, source: Padded) -> Tensor:
         """``(B,)`` the position of bos after each source, in a causal model."""
         if self.is_feature is not None:
@@ -369,6 +375,12 @@ class Transformer(nn.Module):
     def fixed(self, inputs: Padded) -> FixedPlan | None:
         """How a GPU would decode this in buffers of fixed shape; None where it cannot, and on the CPU."""
         from thalweg.energies.transformer_fixed import plan
+
+        return plan(self, inputs)
+
+    def compiled(self, inputs: Padded) -> CompiledPlan | None:
+        """How a CPU would search few inputs in one compiled call; None where it cannot, and on a GPU."""
+        from thalweg.energies.transformer_compiled import plan
 
         return plan(self, inputs)
 

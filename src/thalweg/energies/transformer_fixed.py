@@ -6,6 +6,7 @@ everything is written in place, so that the launches of one step are those of ev
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -16,6 +17,7 @@ from thalweg.energies.transformer import Transformer
 from thalweg.inference.captured import FixedPlan
 from thalweg.kernels import dispatch
 from thalweg.layers.padded import Padded
+from thalweg.layers.positions import rotary_table
 
 __all__ = ["FixedTransformer"]
 
@@ -30,8 +32,11 @@ class FixedTransformer:
     :meth:`encode` and :meth:`step` allocate nothing that outlives them but what they give back, and never look at a
     value on the device. Time of a step as that of :meth:`Transformer.step`; memory O(L T A W D).
 
-    >>> FixedTransformer.serves.__name__
-    'serves'
+    >>> from thalweg.energies.transformer import TransformerConfig
+    >>> config = TransformerConfig(width=8, heads=2, feedforward=16, encoder_layers=1, decoder_layers=1)
+    >>> model = Transformer(config, source_size=10, target_size=12)
+    >>> FixedTransformer.serves(model.eval()), FixedTransformer.serves(model.train())
+    (True, False)
     """
 
     def __init__(self, model: Transformer, items: int, width: int, places: int, capacity: int):
@@ -43,9 +48,11 @@ class FixedTransformer:
         def room(*shape: int, dtype: torch.dtype = weight.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=weight.device)
 
+        # Lengths that say nothing but how far positions may reach.
+        reach = places if config.positions != "learned" else min(places, config.max_positions - model.counted_from)
         self.sources = Padded(
             room(items, places, dtype=torch.long),
-            torch.zeros(1, dtype=torch.long),
+            torch.tensor([0, reach]),
             room(items, places, dtype=torch.bool),
         )
         self.lengths = room(items, dtype=torch.long)
@@ -57,8 +64,12 @@ class FixedTransformer:
         self.inner = room(rows, config.feedforward)
         self.logits, self.bias = room(rows, model.vocab_size, dtype=torch.float32), room(model.vocab_size)
         self.positions = model.position_table(capacity)
+        # A recorded encoder reads its tables where they were: they must stay.
+        self.tables: tuple[Tensor | None, ...] = (model.position_table(reach + model.counted_from, source=True),)
         self.angles = None
         if config.positions == "rotary":
+            size = config.width // config.heads
+            self.tables = rotary_table(places + model.counted_from, size, dtype=weight.dtype, device=weight.device)
             turns = model.rotary_turns(capacity, torch.arange(capacity, device=weight.device))
             assert turns is not None
             self.angles = torch.stack(turns, dim=1).float().contiguous()
@@ -109,7 +120,8 @@ class FixedTransformer:
         if pending and model.config.norm == "pre":
             x.copy_(nn.functional.layer_norm(x, x.shape[1:], *pending))
             pending = None
-        for layer, cache, memory in zip(model.decoder.layers, self.caches, self.memories, strict=True):
+        for layer, cache, memory in zip(model.decoder.each, self.caches, self.memories, strict=True):
+            assert layer.cross is not None
             pre = layer.first
             norm = _norm(ops, layer.attention_norm)
             project = layer.attention.project
@@ -140,11 +152,11 @@ class FixedTransformer:
         last = pending if model.decoder.norm is None else _norm(ops, model.decoder.norm)
         return ops.linear(x, model.output.weight, self.bias, self.logits, norm=last)
 
-    def _add(self, layer: nn.Linear, x: Tensor, stream: Tensor, out: Tensor, pending) -> Tensor:
+    def _add(self, layer: nn.Linear, x: Tensor, stream: Tensor, out: Tensor, pending: Any) -> Tensor:
         return self.kernels.linear(x, layer.weight, layer.bias, out, residual=stream, residual_norm=pending)
 
 
-def _norm(ops, norm: nn.LayerNorm):
+def _norm(ops: Any, norm: nn.LayerNorm) -> Any:
     return ops.Norm(norm.weight, norm.bias, norm.eps)
 
 
@@ -154,9 +166,12 @@ def plan(model: Transformer, source: Padded) -> FixedPlan | None:
     >>> plan.__name__
     'plan'
     """
-    device = model.device
+    device, config = model.device, model.config
     if not FixedTransformer.serves(model) or dispatch.fixed_kernels(device) is None:
         return None
+    most = math.inf if config.positions != "learned" else config.max_positions
+    if not source.size or int(source.lengths.max()) + model.counted_from > most:
+        return None  # the ordinary search says what is wrong
     places = -(-source.tokens.size(1) // 4) * 4
     # A graph reads the weights where they were when it was recorded.
     where = tuple(parameter.data_ptr() for parameter in model.parameters())
@@ -167,4 +182,5 @@ def plan(model: Transformer, source: Padded) -> FixedPlan | None:
     def part(first: int, last: int) -> Padded:
         return Padded(*(piece[first:last] for piece in source))
 
-    return FixedPlan(source.size, (places, where), device, make, part)
+    kind = model.target_embedding.weight.dtype
+    return FixedPlan(source.size, (places, kind, where), device, make, part, most)

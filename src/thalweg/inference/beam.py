@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ConfigError
-from thalweg.inference.beam_answers import distinct, joined
+from thalweg.inference.beam_answers import distinct
 from thalweg.inference.beam_steps import Grouped, Rules, Search
 from thalweg.inference.captured import Request, captured_search
+from thalweg.inference.compiled import compiled_search
 from thalweg.inference.constraints import Allowed, check_min_length, check_prefix
-from thalweg.inference.hypotheses import Autoregressive, Hypotheses, batch_size, check_at_least_one, device_of
+from thalweg.inference.hypotheses import Autoregressive, Hypotheses, batch_size, check_at_least_one, device_of, joined
 from thalweg.inference.streaming import Partial
 
 __all__ = ["beam_search"]
@@ -109,7 +110,8 @@ def beam_search(
         return Hypotheses.none(B, k, device)
     plain = prefix is None and allowed is None and groups == 1 and on_step is None and not return_tree
     if plain and rows_at_once is None:
-        found = captured_search(model, inputs, Request(width, k, max_length, min_length, length_penalty))
+        request = Request(width, k, max_length, min_length, length_penalty)
+        found = captured_search(model, inputs, request) or compiled_search(model, inputs, request)
         if found is not None:
             return found
     rules = Rules(min_length, max_length, length_penalty, prefix, allowed, on_step, return_tree)

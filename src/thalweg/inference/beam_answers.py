@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from itertools import chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from thalweg.inference.beam_tree import BeamTree
 from thalweg.inference.hypotheses import Hypotheses, raise_not_a_number
 
-__all__ = ["Answers", "Pool", "distinct", "joined"]
+__all__ = ["Answers", "Pool", "distinct"]
 
 
 class Pool(NamedTuple):
@@ -137,20 +135,3 @@ def distinct(found: Hypotheses, k: int) -> Hypotheses:
         found.optimal,
         tree=found.tree,
     )
-
-
-def joined(parts: list[Hypotheses]) -> Hypotheses:
-    """Answers for parts of a batch as those for the whole.
-
-    >>> one = Hypotheses.none(1, 2, torch.device("cpu"))
-    >>> joined([one, one]).size
-    2
-    """
-    if len(parts) == 1:
-        return parts[0]
-    T = max(part.tokens.size(2) for part in parts)
-    tokens = [torch.nn.functional.pad(part.tokens, (0, T - part.tokens.size(2)), value=-1) for part in parts]
-    rest = ([getattr(part, name) for part in parts] for name in ("lengths", "scores", "finished", "optimal"))
-    trees = [part.tree for part in parts if part.tree is not None]
-    tree = BeamTree(tuple(chain.from_iterable(t.layers for t in trees))) if trees else None
-    return Hypotheses(torch.cat(tokens), *(torch.cat(column) for column in rest), tree=tree)

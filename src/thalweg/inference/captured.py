@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from thalweg.inference.beam_answers import joined
-from thalweg.inference.hypotheses import Hypotheses, raise_not_a_number
+from thalweg.inference.hypotheses import Hypotheses, joined, raise_not_a_number
 from thalweg.kernels import dispatch
 
 __all__ = ["FixedDecoder", "FixedPlan", "Request", "captured_search"]
@@ -28,7 +28,11 @@ LEAD = 3  # steps the host may be ahead of what it knows of the search
 
 
 class FixedDecoder(Protocol):
-    """A decoder whose rows never change in number; see :class:`thalweg.energies.FixedTransformer`."""
+    """A decoder whose rows never change in number; see :class:`thalweg.energies.FixedTransformer`.
+
+    >>> sorted(name for name in vars(FixedDecoder) if not name.startswith("_"))
+    ['encode', 'lineage', 'load', 'step']
+    """
 
     @property
     def lineage(self) -> Tensor | None:
@@ -111,7 +115,8 @@ class _Captured:
         if self.seen is not None:
             self.seen.copy_(beam.remaining, non_blocking=True)
 
-    def run(self, inputs: Any, count: int) -> Hypotheses:
+    def run(self, inputs: Any, first: int, count: int) -> Hypotheses:
+        """Answers for ``count`` inputs, the batch's from number ``first`` on."""
         self.decoder.load(inputs)
         self.count.fill_(count)
         if self.graphs is None:
@@ -122,7 +127,7 @@ class _Captured:
                     break
         else:
             self._replay(*self.graphs)
-        return self._answers(count)
+        return self._answers(first, count)
 
     def _replay(self, begin: Any, step: Any) -> None:
         assert self.seen is not None
@@ -139,7 +144,7 @@ class _Captured:
                 if not int(self.seen):
                     break
 
-    def _answers(self, count: int) -> Hypotheses:
+    def _answers(self, number: int, count: int) -> Hypotheses:
         tokens, lengths, scores, finished = (
             part[:, :count] if n == 0 else part[:count]
             for n, part in enumerate(self.kernels.trace(self.beam, self.vocab_size))
@@ -148,7 +153,8 @@ class _Captured:
         longest, wrong = torch.stack((lengths.max(), (~(first < math.inf)).any().long())).tolist()
         if wrong:
             bad = ~(first < math.inf).all(dim=1)
-            raise_not_a_number(bad, torch.arange(count, device=bad.device), int(self.beam.done[:count][bad][0]))
+            items = torch.arange(number, number + count, device=bad.device)
+            raise_not_a_number(bad, items, int(self.beam.done[:count][bad][0]))
         proved = (self.beam.rank[:count, 0] >= self.beam.dropped[:count]) & finished[:, 0]
         optimal = proved if self.request.penalty == 0 else torch.zeros_like(proved)
         return Hypotheses(
@@ -165,6 +171,7 @@ class FixedPlan(NamedTuple):
         device: where.
         make: a :class:`FixedDecoder` for so many items, rows an item and steps.
         part: the inputs first ... last - 1.
+        most_steps: how many steps it can take.
 
     >>> FixedPlan(1, (), torch.device("cpu"), lambda items, width, steps: None, lambda first, last: None).size
     1
@@ -175,6 +182,7 @@ class FixedPlan(NamedTuple):
     device: torch.device
     make: Callable[[int, int, int], Any]
     part: Callable[[int, int], Any]
+    most_steps: float = math.inf
 
 
 _kept: WeakKeyDictionary[Any, OrderedDict[Any, _Captured]] = WeakKeyDictionary()
@@ -192,15 +200,26 @@ def captured_search(model: Any, inputs: Any, request: Request) -> Hypotheses | N
     kernels: Any = None if plan is None else dispatch.fixed_kernels(plan.device)
     if plan is None or kernels is None or not kernels.fits(request.width, model.vocab_size):
         return None
+    # Autocast keeps copies of weights for as long as it lasts; a graph would read them for longer.
+    if request.max_length > plan.most_steps or torch.is_autocast_enabled(plan.device.type):
+        return None
     most = max(1, MOST_ROWS // request.width)
-    if plan.size <= most:
-        return _run(model, plan, inputs, plan.size, request)
-    firsts = range(0, plan.size, most)
-    pieces = ((first, min(first + most, plan.size)) for first in firsts)
-    return joined([_run(model, plan, plan.part(*piece), piece[1] - piece[0], request) for piece in pieces])
+    # Buffers outlive the call: whether the caller records gradients, or nothing at all, must not cling to them.
+    with torch.inference_mode(False), torch.no_grad(), _on(plan.device):
+        if plan.size <= most:
+            return _run(model, plan, inputs, 0, plan.size, request)
+        firsts = range(0, plan.size, most)
+        pieces = ((first, min(first + most, plan.size)) for first in firsts)
+        return joined([_run(model, plan, plan.part(*piece), *piece, request) for piece in pieces])
 
 
-def _run(model: Any, plan: FixedPlan, inputs: Any, size: int, request: Request) -> Hypotheses:
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Launches and graphs go to the current device, so it must be that of the model."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _run(model: Any, plan: FixedPlan, inputs: Any, first: int, last: int, request: Request) -> Hypotheses:
+    size = last - first
     items = 1 << max(0, size - 1).bit_length()
     # A graph has the precision of products that was set when it was recorded.
     key = (items, plan.shape, request, torch.get_float32_matmul_precision())
@@ -211,4 +230,4 @@ def _run(model: Any, plan: FixedPlan, inputs: Any, size: int, request: Request) 
         while len(kept) > MOST_SHAPES:
             kept.popitem(last=False)
     kept.move_to_end(key)
-    return kept[key].run(inputs, size)
+    return kept[key].run(inputs, first, size)

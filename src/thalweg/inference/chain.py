@@ -68,7 +68,8 @@ class LinearChain(Structure):
         self.potentials = _chain(emissions, transitions, start, end, _lengths(lengths, emissions))
         self.backend, self.low_memory = backend, low_memory
         self._kept: dict[str, Any] = {}
-        chain_kernels(backend, self.potentials)  # an unknown or unusable backend is told of here
+        if backend != "auto":
+            chain_kernels(backend, self.potentials)  # an unknown or unusable backend is told of here
 
     @property
     def lengths(self) -> Tensor:
@@ -202,7 +203,8 @@ class LinearChain(Structure):
                 f"labels must be integers (..., B, T) with B = {batch} and T = {steps} as in `emissions`, "
                 f"got {tuple(value.shape)} {value.dtype}"
             )
-        value = value.to(device=self.potentials.lengths.device, dtype=torch.long)
+        if value.dtype != torch.long or value.device != self.potentials.lengths.device:
+            value = value.to(device=self.potentials.lengths.device, dtype=torch.long)
         if look and self.checked and value.numel():
             inside = torch.arange(steps, device=value.device) < self.potentials.lengths.unsqueeze(1)
             wrong = ((value < lowest) | (value >= size)) & inside
@@ -413,7 +415,14 @@ def _lengths(lengths: Tensor | Sequence[int] | None, emissions: Tensor) -> Tenso
             raise ShapeError(
                 f"`lengths` must lie in 1..T with T = {steps}, got {int(lengths[bad])} at batch item {bad}"
             )
-    return lengths.to(device=emissions.device, dtype=torch.long).contiguous()
+    if lengths.dtype != torch.long or lengths.device != emissions.device:
+        lengths = lengths.to(device=emissions.device, dtype=torch.long)
+    return lengths.contiguous()
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x.to(dtype)``, without the microseconds that this takes where there is nothing to do."""
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def _chain(
@@ -441,7 +450,7 @@ def _chain(
                 f"`transitions` must be (C, C), (B, C, C) or (B, T-1, C, C) with B = {batch}, T = {steps}, C = {size} "
                 f"as in `emissions`, got {tuple(transitions.shape)}"
             )
-        moves = transitions.to(dtype)
+        moves = _as(transitions, dtype)
         device = moves.device
     edges = []
     for name, vector in (("start", start), ("end", end)):
@@ -449,8 +458,9 @@ def _chain(
             vector = torch.zeros(size, dtype=dtype, device=emissions.device)
         elif vector.shape != (size,):
             raise ShapeError(f"`{name}` must be (C,) with C = {size} as in `emissions`, got {tuple(vector.shape)}")
-        edges.append(vector.to(dtype))
+        edges.append(_as(vector, dtype))
+    here = emissions.device
     for name, other in (("transitions", device), ("start", edges[0].device), ("end", edges[1].device)):
-        if other != emissions.device:
-            raise ShapeError(f"`{name}` must lie on {emissions.device} as `emissions` does, got {other}")
-    return Chain(emissions.to(dtype), moves, edges[0], edges[1], lengths)
+        if other != here:
+            raise ShapeError(f"`{name}` must lie on {here} as `emissions` does, got {other}")
+    return Chain(_as(emissions, dtype), moves, edges[0], edges[1], lengths)

@@ -19,9 +19,10 @@ from thalweg.inference.hypotheses import (
     check_at_least_one,
     check_log_probs,
     device_of,
+    joined,
     raise_not_a_number,
 )
-from thalweg.inference.search import Rules, joined
+from thalweg.inference.search import Rules
 
 __all__ = ["OptimalityReport", "exact_search", "optimality_report"]
 

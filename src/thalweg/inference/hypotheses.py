@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import chain
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, ShapeError, ThalwegError
-
-if TYPE_CHECKING:
-    from thalweg.inference.beam_tree import BeamTree
+from thalweg.inference.beam_tree import BeamTree
 
 __all__ = [
     "Autoregressive",
@@ -21,6 +20,7 @@ __all__ = [
     "check_at_least_one",
     "check_log_probs",
     "device_of",
+    "joined",
     "raise_not_a_number",
 ]
 
@@ -147,6 +147,29 @@ class Hypotheses:
             torch.zeros((batch, k), dtype=torch.bool, device=device),
             torch.zeros(batch, dtype=torch.bool, device=device),
         )
+
+
+def joined(parts: Sequence[Hypotheses]) -> Hypotheses:
+    """The items of several answers, one after the other, all with the same K.
+
+    ``gap`` stays where every part has one; the layers of the parts' trees follow one another.
+
+    >>> one = Hypotheses.none(2, 3, torch.device("cpu"))
+    >>> joined([one, one]).tokens.shape
+    torch.Size([4, 3, 0])
+    """
+    if len(parts) == 1:
+        return parts[0]
+    T = max(part.tokens.size(2) for part in parts)
+    tokens = [nn.functional.pad(part.tokens, (0, T - part.tokens.size(2)), value=-1) for part in parts]
+    gaps = [part.gap for part in parts if part.gap is not None]
+    trees = [part.tree for part in parts if part.tree is not None]
+    return Hypotheses(
+        torch.cat(tokens),
+        *(torch.cat([getattr(part, name) for part in parts]) for name in ("lengths", "scores", "finished", "optimal")),
+        gap=torch.cat(gaps) if len(gaps) == len(parts) else None,
+        tree=BeamTree(tuple(chain.from_iterable(tree.layers for tree in trees))) if trees else None,
+    )
 
 
 def batch_size(inputs: Any) -> int:

@@ -7,14 +7,15 @@ for what is finished. :func:`~thalweg.inference.sample_sequences` chooses at ran
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from thalweg.inference.captured import Request, captured_search
+from thalweg.inference.compiled import compiled_search
 from thalweg.inference.constraints import Allowed, check_min_length, check_prefix, forbid
 from thalweg.inference.hypotheses import (
     Autoregressive,
@@ -23,11 +24,12 @@ from thalweg.inference.hypotheses import (
     check_at_least_one,
     check_log_probs,
     device_of,
+    joined,
     raise_not_a_number,
 )
 from thalweg.inference.streaming import Partial
 
-__all__ = ["Follower", "Rules", "greedy", "joined"]
+__all__ = ["Follower", "Rules", "greedy"]
 
 # Given log-probabilities (R, V), the numbers of the rows (R,) and the step: symbols (R,) and their
 # log-probabilities (R,), which are -inf where nothing can follow and NaN or +inf where the model failed.
@@ -75,7 +77,8 @@ def greedy(
     check_at_least_one("max_length", max_length)
     rules = Rules.check(model, inputs, max_length, min_length, prefix, allowed)
     if prefix is None and allowed is None and on_step is None:
-        found = captured_search(model, inputs, Request(1, 1, max_length, min_length, 0.0))
+        request = Request(1, 1, max_length, min_length, 0.0)
+        found = captured_search(model, inputs, request) or compiled_search(model, inputs, request)
         if found is not None:
             return replace(found, optimal=torch.zeros_like(found.optimal))
 
@@ -290,20 +293,3 @@ class _Paths:
             self.finished.view(self.shape),
             torch.zeros(self.shape[0], dtype=torch.bool, device=device),
         )
-
-
-def joined(parts: Sequence[Hypotheses]) -> Hypotheses:
-    """The items of several answers, one after the other, all with the same K.
-
-    >>> one = Hypotheses.none(2, 3, torch.device("cpu"))
-    >>> joined([one, one]).tokens.shape
-    torch.Size([4, 3, 0])
-    """
-    T = max(part.tokens.size(2) for part in parts)
-    tokens = [nn.functional.pad(part.tokens, (0, T - part.tokens.size(2)), value=-1) for part in parts]
-    gaps = [part.gap for part in parts if part.gap is not None]
-    return Hypotheses(
-        torch.cat(tokens),
-        *(torch.cat([getattr(part, name) for part in parts]) for name in ("lengths", "scores", "finished", "optimal")),
-        gap=torch.cat(gaps) if len(gaps) == len(parts) else None,
-    )

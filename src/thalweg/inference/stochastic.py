@@ -17,10 +17,10 @@ from thalweg.inference.hypotheses import (
     check_at_least_one,
     check_log_probs,
     device_of,
+    joined,
     raise_not_a_number,
 )
 from thalweg.inference.sampling import check_temperature, ranking
-from thalweg.inference.search import joined
 
 __all__ = ["Drawn", "stochastic_beam_search"]
 

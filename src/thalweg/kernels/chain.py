@@ -93,7 +93,8 @@ class _Value(torch.autograd.Function):
     """log Z, or score(gold) - log Z, by a kernel; (B,)."""
 
     @staticmethod
-    def forward(ctx: Any, kernels: ModuleType, chain: Chain, gold: Tensor | None, low_memory: bool, *inputs: Tensor):
+    def forward(ctx: Any, given: tuple[ModuleType, Chain, Tensor | None, bool], *inputs: Tensor):
+        kernels, chain, gold, low_memory = given  # as one argument: torch looks at each by itself
         plain = _plain(chain)
         keep = any(ctx.needs_input_grad)
         values, saved = kernels.forward(plain, gold, keep=keep, low_memory=low_memory)
@@ -112,7 +113,7 @@ class _Value(torch.autograd.Function):
             gradients = _Gradient.apply(kernels, chain, gold, saved, share, *inputs)
         else:
             gradients = kernels.backward(plain, saved, share.contiguous(), gold)
-        return (None, None, None, None, *gradients)  # type: ignore[misc]
+        return (None, *gradients)  # type: ignore[misc]
 
 
 class _Gradient(torch.autograd.Function):
@@ -201,7 +202,7 @@ def _value(chain: Chain, gold: Tensor | None, backend: str, low_memory: bool) ->
         method = {"scan": "scan", "reference": "loop"}.get(backend, "auto")
         value = _reference_value(chain, gold, method)
         return value if gold is None else -value
-    return _Value.apply(kernels, chain, gold, low_memory, *inputs_of(chain))  # type: ignore[return-value]
+    return _Value.apply((kernels, chain, gold, low_memory), *inputs_of(chain))  # type: ignore[return-value]
 
 
 def marginals(chain: Chain, *, backend: str = "auto") -> Tensor:

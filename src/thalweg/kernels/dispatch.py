@@ -13,7 +13,7 @@ from torch import Tensor
 from thalweg.errors import ConfigError, MissingDependencyError, nearest
 from thalweg.kernels.potentials import Chain, SparseTransitions
 
-__all__ = ["BACKENDS", "chain_kernels", "decoding_kernels", "fixed_kernels", "on_cpu"]
+__all__ = ["BACKENDS", "chain_kernels", "decoding_kernels", "fixed_kernels", "on_cpu", "search_kernels"]
 
 # What `backend=` may say.
 BACKENDS = ("auto", "reference", "scan", "cpu", "gpu")
@@ -105,3 +105,12 @@ def fixed_kernels(device: torch.device) -> ModuleType | None:
     True
     """
     return _module("gpu.decoding") if device.type == "cuda" and _installed("triton") else None
+
+
+def search_kernels(device: torch.device) -> ModuleType | None:
+    """The kernels of whole searches with few rows in one compiled call; None where there are none.
+
+    >>> search_kernels(torch.device("meta")) is None
+    True
+    """
+    return _module("cpu.decode_search") if device.type == "cpu" and _installed("numba") else None

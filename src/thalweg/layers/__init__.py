@@ -8,6 +8,7 @@ from thalweg.layers.padded import Padded
 from thalweg.layers.pointer import Pointer
 from thalweg.layers.positions import feature_positions, rotary_table, rotate, sinusoidal_table
 from thalweg.layers.recurrent import Cell, Recurrent, ResetBeforeGRU
+from thalweg.layers.reduced import Precision, ReducedLinear, reduce_precision
 from thalweg.layers.transformer import Activation, FeedForward, NormPlace, Stacked, TransformerLayer, TransformerStack
 
 __all__ = [
@@ -25,7 +26,9 @@ __all__ = [
     "NormPlace",
     "Padded",
     "Pointer",
+    "Precision",
     "Recurrent",
+    "ReducedLinear",
     "ResetBeforeGRU",
     "SelfAttention",
     "Stacked",
@@ -33,6 +36,7 @@ __all__ = [
     "TransformerStack",
     "feature_positions",
     "mean_weights",
+    "reduce_precision",
     "rotary_table",
     "rotate",
     "sinusoidal_table",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from thalweg.errors import ConfigError, DataError, ShapeError, nearest
 from thalweg.inference.chain import LinearChain
 from thalweg.inference.tag_schemes import TagConstraints
+from thalweg.kernels.dispatch import on_cpu
 
 __all__ = ["CRF", "KBest"]
 
@@ -269,7 +270,11 @@ class CRF(nn.Module):
                 f"`mask` must be bool or integers {self._layout} = {tuple(emissions.shape[:2])} as in `emissions`, "
                 f"got {tuple(mask.shape)} {mask.dtype}"
             )
-        mask = self._batch_first(mask.to(device=emissions.device, dtype=torch.bool))
+        if mask.dtype != torch.bool or mask.device != emissions.device:
+            mask = mask.to(device=emissions.device, dtype=torch.bool)
+        mask = self._batch_first(mask)
+        if on_cpu(mask) and bool(mask.all()):  # one look; elsewhere looking is dear, and all is asked for at once
+            return _Kept(None, None)
         lengths = mask.sum(1)
         gaps = (mask[:, 1:] > mask[:, :-1]).any()
         least, gap = torch.stack([lengths.amin(), gaps]).tolist() if len(mask) else (1, 0)  # one wait for the device

@@ -38,6 +38,7 @@ def build_optimiser(
     learning_rate: float,
     weight_decay: float = 0.0,
     momentum: float = 0.0,
+    beta2: float = 0.999,
     fused: bool = True,
 ) -> torch.optim.Optimizer:
     """Torch's own optimiser of that name.
@@ -46,6 +47,7 @@ def build_optimiser(
         weight_decay: L2 coefficient in the gradient for ``sgd`` and ``adam_l2``; relative shrinkage per unit of
             learning rate for ``adamw``.
         momentum: of ``sgd`` alone.
+        beta2: of the two Adams: decay of the mean of squared gradients.
         fused: one kernel for all parameters.
 
     >>> build_optimiser("adam_l2", [nn.Parameter(torch.zeros(2))], learning_rate=1e-3).defaults["lr"]
@@ -56,9 +58,9 @@ def build_optimiser(
     if name == "sgd":
         return torch.optim.SGD(kept, momentum=momentum, **shared)
     if name == "adam_l2":
-        return torch.optim.Adam(kept, **shared)
+        return torch.optim.Adam(kept, betas=(0.9, beta2), **shared)
     if name == "adamw":
-        return torch.optim.AdamW(kept, **shared)
+        return torch.optim.AdamW(kept, betas=(0.9, beta2), **shared)
     raise ConfigError(f"optimiser `{name}` is not known; {nearest(name, get_args(OptimiserName))}")
 
 

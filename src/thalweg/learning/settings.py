@@ -24,6 +24,7 @@ class TrainingConfig:
         batch_tokens: symbols per step at most instead, sources and targets with padding; 0 goes by ``batch_size``.
         optimiser: ``sgd``, ``adam_l2`` (L2 in the gradient) or ``adamw`` (decoupled decay).
         learning_rate, weight_decay, momentum: as torch's optimiser of that name.
+        beta2: of ``adam_l2`` and ``adamw``: decay of the mean of squared gradients, the second of torch's ``betas``.
         clip: largest norm of the whole gradient; 0 leaves it alone.
         schedule: ``constant``, ``plateau``, ``inverse_sqrt`` or ``cosine``; warmup: steps of linear rise before it.
         plateau_factor, plateau_patience: of ``plateau``; epochs without improvement before the rate is cut.
@@ -52,6 +53,7 @@ class TrainingConfig:
     learning_rate: float = 3e-3
     weight_decay: float = 0.1
     momentum: float = 0.0
+    beta2: float = 0.999
     clip: float = 1.0
     schedule: ScheduleName = "cosine"
     warmup: int = 100
@@ -96,8 +98,9 @@ class TrainingConfig:
         for name in ("label_smoothing", "average"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"training.{name} must be in [0, 1), got {getattr(self, name)}")
-        if not 0 < self.plateau_factor < 1:
-            raise ConfigError(f"training.plateau_factor must be in (0, 1), got {self.plateau_factor}")
+        for name in ("plateau_factor", "beta2"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError(f"training.{name} must be in (0, 1), got {getattr(self, name)}")
         metric_direction(self.metric)
         if "@" in self.metric:
             raise ConfigError(

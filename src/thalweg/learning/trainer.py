@@ -126,6 +126,7 @@ class Trainer:
             learning_rate=config.learning_rate,
             weight_decay=config.weight_decay,
             momentum=config.momentum,
+            beta2=config.beta2,
             # Loss scaling must unscale before clipping, which a fused step would do itself.
             fused=config.precision != "16-mixed",
         )

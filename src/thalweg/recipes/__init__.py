@@ -18,7 +18,7 @@ from typing import Any
 from thalweg.errors import ConfigError, nearest
 from thalweg.learning.checkpoint import load_checkpoint, write_atomically
 from thalweg.metrics import Score
-from thalweg.tasks.config import SearchConfig, TransduceConfig, apply_overrides, build_config, read_config
+from thalweg.tasks.config import SearchConfig, TransduceConfig, apply_overrides, as_settings, build_config, read_config
 from thalweg.tasks.evaluation import evaluate
 from thalweg.tasks.report import write_report
 from thalweg.tasks.transduce import train
@@ -176,13 +176,14 @@ def _check_settings(directory: Path, config: TransduceConfig) -> None:
     path = directory / "config.yaml"
     if not path.exists():
         return
-    before = dataclasses.asdict(build_config(read_config(path), where=str(path)))
-    for section, settings in dataclasses.asdict(config).items():
+    before = as_settings(build_config(read_config(path), where=str(path)))
+    for section, settings in as_settings(config).items():
         for key, value in settings.items():
-            settled_later = key == "epochs" and not value
-            if before[section][key] != value and not settled_later:
+            # The family comes first, so that what only one family has is never compared.
+            was, settled_later = before[section].get(key), key == "epochs" and not value
+            if was != value and not settled_later:
                 raise ConfigError(
-                    f"{directory} was run with {section}.{key}={before[section][key]}, got {value}; "
+                    f"{directory} was run with {section}.{key}={was}, got {value}; "
                     "use --fresh to run it again or choose another --out"
                 )
 

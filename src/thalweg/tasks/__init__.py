@@ -8,17 +8,20 @@ from thalweg.tasks.config import (
     build_config,
     read_config,
 )
-from thalweg.tasks.evaluation import Evaluation, evaluate
+from thalweg.tasks.evaluation import Evaluation, ExactReport, evaluate
+from thalweg.tasks.juries import open_runs
 from thalweg.tasks.report import write_report
 from thalweg.tasks.transduce import TrainResult, train
-from thalweg.tasks.transducer import Answer, Prediction, Transducer, load
+from thalweg.tasks.transducer import Answer, Prediction, Source, Transducer, load
 
 __all__ = [
     "Answer",
     "DataConfig",
     "Evaluation",
+    "ExactReport",
     "Prediction",
     "SearchConfig",
+    "Source",
     "TrainResult",
     "TransduceConfig",
     "Transducer",
@@ -26,6 +29,7 @@ __all__ = [
     "build_config",
     "evaluate",
     "load",
+    "open_runs",
     "read_config",
     "train",
     "write_report",

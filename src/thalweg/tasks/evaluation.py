@@ -237,7 +237,8 @@ def _write_tables(
     rows = ["source\treferences\tprediction\tedits\n"]
     for mistake in worst(answers, gold, limit=200):
         item = items[mistake.item]
-        rows.append(f"{item.source}\t{' | '.join(item.references)}\t{join(mistake.hypothesis)}\t{mistake.edits}\n")
+        source = f"{item.source} ({';'.join(item.features)})" if item.features else item.source
+        rows.append(f"{source}\t{' | '.join(item.references)}\t{join(mistake.hypothesis)}\t{mistake.edits}\n")
     _write(directory / "worst.tsv", "".join(rows))
     rows = ["gold\tpredicted\tcount\n"]
     for confusion in confusions(answers, gold):

@@ -11,7 +11,9 @@ from thalweg.errors import CheckpointError
 __all__ = ["check_continues"]
 
 # The rest of `training` (epochs, patience, learning rate ...) may change: it only shapes what is to come.
-FIXED = ("batch_size", "optimiser", "average", "seed", "precision")
+FIXED = ("batch_size", "batch_tokens", "optimiser", "average", "seed", "precision")
+# What a run was that was begun before it could be said; a setting that is not here may be anything in such a run.
+UNSAID = {"model.family": "recurrent", "training.batch_tokens": 0}
 
 
 def check_continues(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -31,9 +33,12 @@ def check_continues(path: Path, before: Mapping[str, Any], now: Mapping[str, Any
     try:
         int(before["progress"]["epoch"])
         old, new = before["config"], now["config"]
-        pairs = {f"model.{key}": (old["model"].get(key, value), value) for key, value in new["model"].items()}
-        kept = {key: value for key, value in new["training"].items() if key in FIXED}
-        pairs |= {f"training.{key}": (old["training"].get(key, value), value) for key, value in kept.items()}
+        settings = [("model", key, value) for key, value in new["model"].items()]
+        settings += [("training", key, value) for key, value in new["training"].items() if key in FIXED]
+        pairs = {
+            (name := f"{section}.{key}"): (old[section].get(key, UNSAID.get(name, value)), value)
+            for section, key, value in settings
+        }
         sides = [side for side in ("source", "target") if before.get(side) != now.get(side)]
         other_data = before.get("data") != now.get("data")
     except (KeyError, AttributeError, TypeError, ValueError):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import thalweg
 from thalweg.data import Alphabet, Batch, Batches, Example, PairFile, Symbols, guess_symbols
-from thalweg.errors import CheckpointError, ConfigError, DataError
+from thalweg.errors import ConfigError, DataError
 from thalweg.learning.checkpoint import Checkpoint, load_checkpoint, write_atomically
 from thalweg.learning.losses import sequence_nll
 from thalweg.learning.trainer import Trainer
@@ -108,7 +108,6 @@ def train(
     if resume:
         last = load_checkpoint(out / "last.safetensors")
         check_continues(out / "last.safetensors", last.meta, meta)
-        _check_batches(out / "last.safetensors", last.meta, config)
         log.cut(last)
     else:
         log.clear()
@@ -137,15 +136,6 @@ def _read_splits(config: TransduceConfig, root: Path | None) -> tuple[PairFile, 
             f"{training.path}: {len(training)} pairs are too few to keep {share:.0%} apart as dev data; give --dev FILE"
         )
     return PairFile(training.path, tuple(rest)), PairFile(f"{training.path} (held out)", tuple(dev))
-
-
-def _check_batches(path: Path, before: dict[str, Any], config: TransduceConfig) -> None:
-    """The place in an epoch means nothing where batches are cut in another way."""
-    was, now = before["config"]["training"].get("batch_tokens", 0), config.training.batch_tokens
-    if was != now:
-        raise CheckpointError(
-            f"{path}: expected training.batch_tokens={was} as before, got {now}; keep it or choose another --out"
-        )
 
 
 def _digest(pairs: PairFile) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +10,9 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ShapeError
-from thalweg.kernels.cpu import chain_decode, chain_lanes, chain_log, chain_moments, chain_scaled
-from thalweg.kernels.cpu.chain_scaled import FLOOR, GROUP, SAFE_GAP, SAFE_OVERLAP, Scaled
-from thalweg.kernels.cpu.emitter import LANES
+from thalweg.kernels.cpu import chain_decode, chain_groups, chain_log, chain_moments, chain_scaled
+from thalweg.kernels.cpu.chain_groups import Grouped
+from thalweg.kernels.cpu.chain_scaled import FLOOR, GROUP, SAFE_GAP, SAFE_OVERLAP, Scaled, zeros
 from thalweg.kernels.cpu.simd import padded
 from thalweg.kernels.cpu.threads import parts, run
 from thalweg.kernels.potentials import Chain
@@ -50,7 +49,7 @@ class Saved(NamedTuple):
 
     arrays: _Arrays
     scaled: Scaled | None
-    alpha: np.ndarray  # (B, rows, P); (G, T, C, L) for groups of L items
+    alpha: np.ndarray  # (B, rows, P)
     log_z: np.ndarray  # (B,), NaN for items of the log domain
     every: int  # positions between the kept rows
 
@@ -72,61 +71,16 @@ def _by_step(chain: Chain) -> bool:
     return isinstance(chain.transitions, Tensor) and chain.transitions.dim() == 4
 
 
-def _lanes(a: _Arrays) -> int:
-    """How many items make a group, so that every thread gets some; 0 where rows are the better way."""
-    batch, _, size = a.emissions.shape
-    if size > chain_lanes.MOST_LABELS or batch < 2 * LANES or len(a.transitions) > 1:
-        return 0
-    return 4 * LANES if batch >= 4 * LANES * len(a.ranges) else 2 * LANES
-
-
-def _groups(a: _Arrays, lanes: int) -> list[tuple[int, int]]:
-    """The ranges of groups for the threads, from the ranges of items."""
-    count = -(-len(a.emissions) // lanes)
-    cuts = sorted({0, *(min(count, round(high / lanes)) for _, high in a.ranges[:-1]), count})
-    return list(pairwise(cuts))
-
-
-def _filter_lanes(a: _Arrays, scaled: Scaled, lanes: int) -> Saved:
-    """The forward pass over groups of items."""
-    batch, steps, size = a.emissions.shape
-    dtype = a.emissions.dtype
-    groups = _groups(a, lanes)
-    alpha = np.empty((-(-batch // lanes), steps, size, lanes), dtype)
-    log_z = np.empty(len(alpha) * lanes)
-    blocks, rows = np.zeros((len(groups), 3, size, lanes), dtype), np.zeros((len(groups), 3, lanes), dtype)
-    most = a.end.max()
-    end, top = np.exp(a.end - most), float(scaled.top[0])
-    every = 16 if dtype.char == "f" else 2  # a scale is at least exp(-SAFE_RANGE)
-    lengths = _padded_lengths(a, len(log_z))
-    run(
-        chain_lanes.forward,
-        groups,
-        *(a.emissions, scaled.transposed[0], top, a.start, end, lengths, every, alpha, log_z, blocks, rows),
-        np.empty((len(groups), lanes)),
-    )
-    return Saved(a, scaled, alpha, log_z[:batch] + most, 1)
-
-
-def _padded_lengths(a: _Arrays, count: int) -> np.ndarray:
-    """Lengths of the items of whole groups, those past the batch like the last."""
-    if count == len(a.lengths):
-        return a.lengths
-    return np.concatenate([a.lengths, np.full(count - len(a.lengths), a.lengths[-1])])
-
-
-def _filter(a: _Arrays, keep: bool, low_memory: bool, by_rows: bool = False) -> Saved:
+def _filter(a: _Arrays, keep: bool, low_memory: bool) -> Saved:
     """The scaled forward pass, with NaN wherever it cannot be trusted."""
     batch, steps, _ = a.emissions.shape
     dtype = a.emissions.dtype
     scaled = Scaled(a.transitions[:, 0], a.end)
-    if keep and not (low_memory or by_rows or scaled.risky) and (lanes := _lanes(a)):
-        return _filter_lanes(a, scaled, lanes)
     every = math.isqrt(steps - 1) + 1 if low_memory and steps > 1 and not scaled.risky else 1
     rows = -(-steps // every) if keep else 0
     alpha = np.empty((batch, rows, a.width), dtype)
     log_z = np.empty(batch)
-    scratch = np.zeros((len(a.ranges), 6, a.width), dtype)
+    scratch = zeros((len(a.ranges), 6, a.width), dtype)
     run(
         chain_scaled.forward,
         a.ranges,
@@ -152,7 +106,7 @@ def _unfiltered(a: _Arrays) -> Saved:
 
 def forward(
     chain: Chain, gold: Tensor | None = None, *, keep: bool = True, low_memory: bool = False
-) -> tuple[Tensor, Saved | None]:
+) -> tuple[Tensor, Saved | Grouped | None]:
     """log Z, less score(gold) where gold (B, T) is given; (B,), and what :func:`backward` needs.
 
     >>> import torch
@@ -160,26 +114,34 @@ def forward(
     >>> forward(chain)[0].exp()
     tensor([8.])
     """
+    if keep and not low_memory and chain_groups.fits(chain):
+        found = chain_groups.forward(chain, gold)
+        if found is not None:
+            values, grouped = found
+            if gold is not None and grouped.wrong >= 0:
+                raise _wrong_label(gold.numpy(), grouped.wrong, chain.size)
+            if grouped.lost:
+                values = _complete(_arrays(chain), grouped.log_z.numpy(), gold)
+            return values, grouped
     a = _arrays(chain)
     saved = _unfiltered(a) if _by_step(chain) else _filter(a, keep, low_memory)
-    log_z = saved.log_z
+    return _complete(a, saved.log_z, gold), saved if keep else None
+
+
+def _complete(a: _Arrays, log_z: np.ndarray, gold: Tensor | None) -> Tensor:
+    """The values of :func:`forward`: what is NaN in ``log_z`` by the log domain, less the score of the gold labels."""
     chosen = np.isnan(log_z)
     if chosen.any():
         log_z = log_z.copy()
         rows, matrix = a.log_scratch(2, 1)
-        run(
-            chain_log.partition,
-            a.ranges,
-            *(a.emissions, a.transitions, a.start, a.end, a.lengths, chosen, log_z, rows, matrix[:, 0]),
-        )
+        run(chain_log.partition, a.ranges, *a[:5], chosen, log_z, rows, matrix[:, 0])
     if gold is not None:
         labels, scores = gold.numpy(), np.empty(len(log_z))
         wrong = chain_scaled.path_scores(*a[:5], labels, scores)
         if wrong >= 0:
-            raise _wrong_label(labels, wrong, chain.size)
+            raise _wrong_label(labels, wrong, a.emissions.shape[2])
         log_z = np.subtract(log_z, scores, out=np.full_like(log_z, -np.inf), where=log_z > -np.inf)
-    values = torch.from_numpy(log_z.astype(a.emissions.dtype, copy=False))
-    return values, saved if keep else None
+    return torch.from_numpy(log_z.astype(a.emissions.dtype, copy=False))
 
 
 def _wrong_label(labels: np.ndarray, place: int, size: int) -> ShapeError:
@@ -190,7 +152,7 @@ def _wrong_label(labels: np.ndarray, place: int, size: int) -> ShapeError:
 
 
 def backward(
-    chain: Chain, saved: Saved, weights: Tensor, gold: Tensor | None = None
+    chain: Chain, saved: Saved | Grouped, weights: Tensor, gold: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradient of sum_b weights[b] value[b] in emissions, transitions, start and end.
 
@@ -199,6 +161,10 @@ def backward(
     >>> backward(chain, forward(chain)[1], torch.ones(1))[0]
     tensor([[[0.5000, 0.5000]]])
     """
+    if isinstance(saved, Grouped):
+        return (
+            _mended(chain, saved, weights, gold) if saved.lost else chain_groups.backward(chain, saved, weights, gold)
+        )
     a = saved.arrays
     shared = chain.transitions.dim() == 2  # type: ignore[union-attr]
     dtype, count, size = a.emissions.dtype, len(a.ranges), chain.size
@@ -222,11 +188,9 @@ def backward(
 def _posteriors(a: _Arrays, saved: Saved, weights: np.ndarray, d_emissions: np.ndarray, d_moves: np.ndarray) -> None:
     """Weighted posteriors of labels and moves by whichever domain each item needs."""
     chosen = np.isnan(saved.log_z)
-    if saved.alpha.ndim == 4:
-        _posterior_lanes(a, saved, np.where(chosen, 0, weights), d_emissions, d_moves[:, 0])
-    elif saved.scaled is not None and not chosen.all():
+    if saved.scaled is not None and not chosen.all():
         count, width, dtype = len(a.ranges), a.width, a.emissions.dtype
-        scratch = np.zeros((count, 2 + 2 * GROUP + width, width), dtype)
+        scratch = zeros((count, 2 + 2 * GROUP + width, width), dtype)
         power, transposed = saved.scaled.power, saved.scaled.transposed
         if saved.every == 1:
             run(
@@ -245,46 +209,28 @@ def _posteriors(a: _Arrays, saved: Saved, weights: np.ndarray, d_emissions: np.n
             )
     if chosen.any():
         rows, matrix = a.log_scratch(4, 2)
-        run(
-            chain_log.gradient,
-            a.ranges,
-            *(
-                a.emissions,
-                a.transitions,
-                a.start,
-                a.end,
-                a.lengths,
-                chosen,
-                weights,
-                d_emissions,
-                d_moves,
-                rows,
-                matrix,
-            ),
-        )
+        run(chain_log.gradient, a.ranges, *a[:5], chosen, weights, d_emissions, d_moves, rows, matrix)
 
 
-def _posterior_lanes(
-    a: _Arrays, saved: Saved, weights: np.ndarray, d_emissions: np.ndarray, d_moves: np.ndarray
-) -> None:
-    """The same over groups of items."""
-    assert saved.scaled is not None
-    count, _, size, lanes = saved.alpha.shape
-    dtype = a.emissions.dtype
-    groups = _groups(a, lanes)
-    padded_weights = np.zeros(count * lanes, dtype)
-    padded_weights[: len(weights)] = weights
-    blocks, rows = np.zeros((len(groups), 5, size, lanes), dtype), np.zeros((len(groups), 6, lanes), dtype)
-    sums = np.zeros((len(groups), size, size, LANES), dtype)
-    by_part = np.zeros((len(groups), size, size))
-    end = np.exp(a.end - a.end.max())
-    run(
-        chain_lanes.backward,
-        groups,
-        *(a.emissions, saved.scaled.power[0], a.start, end, _padded_lengths(a, count * lanes), saved.alpha),
-        *(padded_weights, d_emissions, by_part, blocks, rows, sums),
-    )
-    d_moves[0] += by_part.sum(0) * saved.scaled.power[0, :size, :size]
+def _mended(
+    chain: Chain, saved: Grouped, weights: Tensor, gold: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradient where the groups lost some items: those by the log domain, the others by groups."""
+    a, lost = _arrays(chain), torch.isnan(saved.log_z)
+    gradients = chain_groups.backward(chain, saved, weights.masked_fill(lost, 0.0), gold)
+    d_emissions = gradients[0].numpy()
+    chosen, factor = lost.numpy(), weights.numpy()
+    d_moves = np.zeros((len(a.ranges), 1, chain.size, chain.size))
+    d_start, d_end = np.zeros((2, chain.size))
+    rows, matrix = a.log_scratch(4, 2)
+    run(chain_log.gradient, a.ranges, *a[:5], chosen, factor, d_emissions, d_moves, rows, matrix)
+    labels = np.zeros((int(chosen.sum()), 0), np.int64) if gold is None else gold.numpy()[chosen]
+    own = d_emissions[chosen]
+    chain_scaled.finish(labels, a.lengths[chosen], factor[chosen], True, own, d_moves, d_start, d_end)
+    d_emissions[chosen] = own
+    for total, more in zip(gradients[1:], (d_moves.sum((0, 1)), d_start, d_end), strict=True):
+        total += torch.from_numpy(more).to(total.dtype)
+    return gradients
 
 
 def edge_marginals(chain: Chain) -> Tensor:
@@ -301,7 +247,7 @@ def edge_marginals(chain: Chain) -> Tensor:
     out = np.zeros((batch, steps - 1, size, size), dtype)
     if steps == 1:
         return torch.from_numpy(out)
-    saved = _unfiltered(a) if _by_step(chain) else _filter(a, True, False, by_rows=True)
+    saved = _unfiltered(a) if _by_step(chain) else _filter(a, True, False)
     chosen = np.isnan(saved.log_z)
     if saved.scaled is not None:
         scratch = np.zeros((len(a.ranges), 2, a.width), dtype)
@@ -344,7 +290,7 @@ def expectation(chain: Chain, saved: Saved | None, other: Chain) -> Tensor:
 
 def _expected_scaled(a: _Arrays, q: _Arrays, values: np.ndarray) -> Saved:
     """Expected scores by the scaled domain, with NaN in ``log_z`` for the items it cannot serve."""
-    saved = _filter(a, True, False, by_rows=True)
+    saved = _filter(a, True, False)
     assert saved.scaled is not None
     size = a.emissions.shape[2]
     power = saved.scaled.power[:, :size, :size]
@@ -416,7 +362,7 @@ def sample(chain: Chain, uniforms: Tensor) -> Tensor:
     tensor([[[0, 0]]])
     """
     a = _arrays(chain)
-    saved: Any = _unfiltered(a) if _by_step(chain) else _filter(a, True, False, by_rows=True)
+    saved: Any = _unfiltered(a) if _by_step(chain) else _filter(a, True, False)
     numbers = uniforms.numpy()
     labels = np.empty(numbers.shape, np.int64)
     weights = np.zeros((len(a.ranges), a.width))

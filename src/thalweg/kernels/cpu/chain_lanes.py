@@ -1,211 +1,400 @@
 """Chains of few labels, many items at a time: one item a lane.
 
-With nine labels a row fills its vectors badly and a step is all latency. Here a row holds one label of L items; the
-recursion is that of :mod:`~thalweg.kernels.cpu.chain_scaled`, for shared transitions of safe range only. Lanes past
-their item's length hold finite numbers that are multiplied by zero.
+With nine labels a row fills its vectors badly and a step is all latency. Here a row holds one label of a group of
+items; the recursion is that of :mod:`~thalweg.kernels.cpu.chain_scaled`, for shared transitions of safe range only.
+Lanes past their item's length hold finite numbers that are multiplied by zero.
+
+At such sizes a call takes less time than Python needs to look at its arguments. So each pass is one C function of one
+argument, a table of sizes and addresses (the names below count its slots), which threads enter together: they take
+parts of the batch until none is left, and the last to finish adds up what the parts found.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
-import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import cfunc, types
 
-from thalweg.kernels.cpu.emitter import LANES
-from thalweg.kernels.cpu.simd import fill_rows
-from thalweg.kernels.cpu.simd_lanes import (
-    exp_lanes,
-    from_lanes,
-    larger_lanes,
-    mix_lanes,
-    multiply_lanes,
-    outer_lanes,
-    to_lanes,
-)
+from thalweg.kernels.cpu.emitter import LANES, intrinsic
+from thalweg.kernels.cpu.simd_lanes import WIDTH, Lanes, Number
 
-__all__ = ["MOST_LABELS", "backward", "forward"]
+__all__ = ["MOST_LABELS", "SLOTS", "entry", "room_for"]
 
 # Labels up to which lanes beat rows.
 MOST_LABELS = 24
-_options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
+
+SLOTS = 28
+# fmt: off
+(
+    NEXT, DONE, PARTS,  # counters of parts that were taken and finished, and how many there are
+    ITEM, RANGE,  # bytes of a number; the largest safe range of scores, of which `prepare` makes 0, or 1 if exceeded
+    BATCH, STEPS, SIZE,
+    EMISSIONS, TRANSITIONS, START, END, LENGTHS, GOLD,  # as in `Chain`; gold is 0 where there is none
+    SHARED,  # exp(A - top) (C, C), its transpose, exp(end - most) (C,); room for eight more
+    TOPS,  # top and most, float64
+    ALPHA, POWERS,  # (G, T, C, WIDTH): forward weights and exp(e_t - max e_t)
+    LOG_Z, VALUES,  # (B,): float64, NaN where weights vanish; and less the score of the gold labels
+    ROOM, ROOM_BYTES,  # scratch of the first part, and how far it is to that of the next
+    FOUND,  # (parts, 2): the first label out of range, counted through the batch, or -1; how many NaN
+    WEIGHT, D_EMISSIONS, D_TRANSITIONS, D_START, D_END,
+) = range(SLOTS)
+# fmt: on
+_LEAST, _SHIFT = 2.0**-400, 400 * math.log(2)
 
 
-@njit(**_options)
-def _powers(emissions, start, first, t, block, most, weights):
-    """exp(e_t - most) of the items from ``first`` on, as lanes; ``most`` is the largest score of each."""
-    batch, _, size = emissions.shape
-    lanes = block.shape[1]
-    whole = size - size % LANES
-    for lane in range(0, lanes, LANES):
-        b = first + lane
-        if b + LANES <= batch:
-            for c in range(0, whole, LANES):
-                to_lanes(emissions, b, t, c, block, lane)
-            for c in range(whole, size):
-                for r in range(LANES):
-                    block[c, lane + r] = emissions[b + r, t, c]
-        else:
-            for r in range(LANES):
-                item = min(b + r, batch - 1)
-                for c in range(size):
-                    block[c, lane + r] = emissions[item, t, c]
-    if t == 0:
-        for c in range(size):
-            for lane in range(lanes):
-                block[c, lane] += start[c]
-    fill_rows(most, most.dtype.type(-np.inf))
-    for c in range(size):
-        larger_lanes(block[c], most)
-    for c in range(size):
-        exp_lanes(block[c], most, weights[c])
+def room_for(size: int, steps: int) -> int:
+    """Numbers of eight bytes that a part needs as scratch, in either pass.
 
-
-@njit(**_options)
-def forward(emissions, flipped, top, start, end, lengths, every, alpha, log_z, blocks, rows, scales, part, low, high):
-    """log Z, NaN where weights vanish, and forward weights ``alpha`` (G, T, C, L) of groups low..high-1.
-
-    ``flipped`` is exp(A - top) transposed, ``end`` the exponential of the end scores; ``lengths`` (G * L,), those past
-    the batch like the last. Scales are multiplied over ``every`` steps before their logarithm is taken. ``blocks`` is
-    (parts, 3, C, L), ``rows`` (parts, 3, L), ``scales`` float64 (parts, L); ``log_z`` (G * L,).
+    >>> room_for(2, 1) % 8
+    0
     """
-    size = emissions.shape[2]
-    lanes = alpha.shape[3]
-    block, weights, after = blocks[part, 0], blocks[part, 1], blocks[part, 2]
-    most, total, factor = rows[part, 0], rows[part, 1], rows[part, 2]
-    nothing, one = most.dtype.type(0), most.dtype.type(1)
-    scale = scales[part]
-    for g in range(low, high):
-        first = g * lanes
-        last, least = 0, emissions.shape[1]
-        for lane in range(lanes):
-            log_z[first + lane] = (lengths[first + lane] - 1) * top
-            scale[lane] = 1.0
-            last = max(last, lengths[first + lane])
-            least = min(least, lengths[first + lane])
-        fill_rows(factor, one)
-        for t in range(last):
-            _powers(emissions, start, first, t, block, most, weights)
-            now = alpha[g, t]
-            if t > 0:
-                mix_lanes(flipped, alpha[g, t - 1], size, after)
-            else:
-                fill_rows(after, one)
-            fill_rows(total, nothing)
-            for c in range(size):
-                multiply_lanes(weights[c], after[c], factor, now[c], total)
-            if t < least:  # no item has ended: no questions asked
-                for lane in range(lanes):
-                    log_z[first + lane] += most[lane]
-                    scale[lane] *= total[lane]
-                    factor[lane] = 1 / total[lane]
-            else:
-                for lane in range(lanes):
-                    if t < lengths[first + lane]:
-                        log_z[first + lane] += most[lane]
-                        scale[lane] *= total[lane]
-                        factor[lane] = 1 / total[lane]
-                    else:
-                        factor[lane] = 0
-            if t % every == every - 1:
-                for lane in range(lanes):
-                    log_z[first + lane] += math.log(scale[lane])
-                    scale[lane] = 1.0
-        for lane in range(lanes):
-            length = lengths[first + lane]
-            s = 0.0
-            own = 0.0  # the sum of the last weights is in the scale already
-            for c in range(size):
-                s += alpha[g, length - 1, c, lane] * end[c]
-                own += alpha[g, length - 1, c, lane]
-            value = log_z[first + lane] + math.log(scale[lane]) + math.log(s / own)
-            log_z[first + lane] = value if s > 0 and value > -np.inf else np.nan
+    rows = 4 * (-(-size // LANES) * LANES) + 8
+    sums = (2 * LANES + 1) * size * size + 2 * size + 2 * LANES
+    return -(-(rows * WIDTH + WIDTH + sums + steps * size) // 8) * 8
 
 
-@njit(**_options)
-def backward(
-    emissions, power, start, end, lengths, alpha, weight, d_emissions, d_moves, blocks, rows, sums, part, low, high
-):
-    """Posterior weights of labels into ``d_emissions``, of moves (over exp(A - top)) into ``d_moves`` (parts, C, C).
+class _Table:
+    """The slots of a table as numbers, all read where this is made, and the loops that the passes share."""
 
-    ``weight`` and ``lengths`` are (G * L,), the weights 0 for items to leave out and past the batch. ``blocks`` is
-    (parts, 5, C, L), ``rows`` (parts, 6, L) of zeros, ``sums`` (parts, C, C, LANES).
+    def __init__(self, e: Lanes, address: Number):
+        self.e, self.address = e, address
+        slots = [e.whole(address, slot) for slot in range(SLOTS)]
+        self.parts, self.item, self.range = slots[PARTS], slots[ITEM], slots[RANGE]
+        self.batch, self.steps, self.size = slots[BATCH], slots[STEPS], slots[SIZE]
+        self.emissions, self.transitions, self.start, self.end = slots[EMISSIONS : END + 1]
+        self.lengths, self.gold = slots[LENGTHS], slots[GOLD]
+        self.squares = self.size * self.size
+        self.power = slots[SHARED]
+        self.flipped, self.last = self.power + self.squares * self.item, self.power + 2 * self.squares * self.item
+        self.tops, self.alpha, self.powers = slots[TOPS], slots[ALPHA], slots[POWERS]
+        self.log_z, self.values = slots[LOG_Z], slots[VALUES]
+        self.room, self.room_bytes, self.found = slots[ROOM], slots[ROOM_BYTES], slots[FOUND]
+        self.weight, self.d_emissions, self.d_transitions, self.d_start, self.d_end = slots[WEIGHT:]
+        self.stride = self.size * self.item * WIDTH  # bytes of a block
+
+    @contextmanager
+    def each_part(self) -> Iterator[Number]:
+        """Parts that this thread gets to do."""
+        with self.e.each(0, self.parts):
+            part = self.e.take(self.address + 8 * NEXT)
+            with self.e.when(part < self.parts):
+                yield part
+
+    @contextmanager
+    def each_group(self, part: Number) -> Iterator[tuple[Number, Number]]:
+        """Groups of a part, and the longest length of each: parts have about the same number of positions."""
+        e = self.e
+        total, before = e.cell(e.number(0)), e.cell(e.number(0))
+        with e.each(0, self.batch) as b:
+            total.now = total.now + e.whole(self.lengths, b)
+        with e.each(0, (self.batch + (WIDTH - 1)) / WIDTH) as g:
+            mine = (before.now * self.parts / total.now).equals(part)
+            longest = e.cell(e.number(0))
+            with self.each_item(g) as (b, _):
+                length = e.whole(self.lengths, b)
+                before.now = before.now + length
+                longest.now = (length > longest.now).choose(length, longest.now)
+            with e.when(mine):
+                yield g, longest.now
+
+    @contextmanager
+    def each_item(self, group: Number) -> Iterator[tuple[Number, Number]]:
+        """Items of a group and their lanes."""
+        first = group * WIDTH
+        with self.e.each(first, (first + WIDTH).at_most(self.batch)) as b:
+            yield b, b - first
+
+
+def _prepare(e: Lanes, table: Number) -> None:
+    """Powers of transitions and end scores, or RANGE 1 where their range is too large."""
+    t = _Table(e, table)
+    sound = e.cell(e.number(0) < 1)
+    limit = e.of_whole(t.range)
+    for which, scores, count in ((0, t.transitions, t.squares), (1, t.end, t.size)):
+        top, low = e.cell(e.get(scores, 0)), e.cell(e.get(scores, 0))
+        with e.each(0, count) as k:
+            x = e.get(scores, k)
+            top.now = (x > top.now).choose(x, top.now)
+            low.now = x.at_most(low.now)
+            sound.now = sound.now & (x >= -math.inf)  # no NaN
+        # Two infinities have no difference that compares as small.
+        sound.now = sound.now & (top.now - low.now <= limit)
+        e.double.put(t.tops, which, e.widen(top.now))
+    e.put_whole(table, RANGE, sound.now.choose(0, e.number(1)))
+    with e.when(sound.now):
+        top, most = (e.narrow(e.double.get(t.tops, which)) for which in range(2))
+        e.exp_span(t.transitions, t.squares, top, t.power)
+        with e.each(0, t.size) as i, e.each(0, t.size) as j:
+            e.put(t.flipped, j * t.size + i, e.get(t.power, i * t.size + j))
+        e.exp_span(t.end, t.size, most, t.last)
+
+
+def _score_gold(e: Lanes, t: _Table, b: Number, length: Number, part: Number) -> Number:
+    """The score of the gold labels of an item in float64; notes the first label out of range."""
+    total, before = e.cell(e.double.real(0.0)), e.cell(e.number(0))
+    first = b * t.steps
+    with e.each(0, length) as k:
+        label = e.whole(t.gold, first + k)
+        wrong = (label < 0) | (label >= t.size)
+        with e.when(wrong & (e.whole(t.found, 2 * part) < 0)):
+            e.put_whole(t.found, 2 * part, first + k)
+        label = wrong.choose(0, label)  # what comes of it is not used
+        move = e.widen(e.get(t.transitions, before.now * t.size + label))
+        begin = e.widen(e.get(t.start, label))
+        own = e.widen(e.get(t.emissions, (first + k) * t.size + label))
+        total.now = total.now + own + (k > 0).choose(move, begin)
+        before.now = label
+    return total.now + e.widen(e.get(t.end, before.now))
+
+
+def _finish(e: Lanes, t: _Table, g: Number, doubles: Number, part: Number) -> None:
+    """log Z of the items of a group from the sums and scales of its lanes."""
+    with t.each_item(g) as (b, lane):
+        length = e.whole(t.lengths, b)
+        last = (g * t.steps + length - 1) * t.size * WIDTH + lane
+        s, own = e.cell(e.double.real(0.0)), e.cell(e.double.real(0.0))
+        with e.each(0, t.size) as c:
+            weight = e.widen(e.get(t.alpha, last + c * WIDTH))
+            s.now = s.now + weight * e.widen(e.get(t.last, c))
+            own.now = own.now + weight  # their sum is in the scale already
+        scale = e.double.get(doubles, lane + WIDTH)
+        value = e.double.get(doubles, lane) + e.log(scale * (s.now / own.now))
+        sound = (s.now > 0.0) & (value > -math.inf)
+        value = e.cell(sound.choose(value, e.double.real(math.nan)))
+        e.put_whole(t.found, 2 * part + 1, e.whole(t.found, 2 * part + 1) + sound.choose(0, e.number(1)))
+        e.double.put(t.log_z, b, value.now)
+        with e.when(t.gold > 0):
+            value.now = value.now - _score_gold(e, t, b, length, part)
+        e.put(t.values, b, value.now)
+
+
+def _rescale(e: Lanes, doubles: Number) -> None:
+    """Keep the products of scales, each at least exp(-SAFE_RANGE), well above the smallest number."""
+    with e.each(0, WIDTH) as lane, e.each(0, 2):
+        scale = e.double.get(doubles, lane + WIDTH)
+        with e.when((scale > 0.0) & (scale < _LEAST)):
+            e.double.put(doubles, lane + WIDTH, scale / _LEAST)
+            e.double.put(doubles, lane, e.double.get(doubles, lane) - _SHIFT)
+
+
+def _step_forward(e: Lanes, t: _Table, k: Number, block: Number, now: Number, powers: Number, rows: Number) -> None:
+    """``powers = exp(block - most)`` and ``now = powers * mixed * factor``, where mixed comes from the step before.
+
+    ``rows`` holds the factor and until (the lengths), and then as float64 log Z and scale: where k < until, most is
+    added to log Z and scale multiplied by the sum of ``now``, and the next factor is 1 over that sum, elsewhere 0.
     """
-    batch, steps, size = emissions.shape
-    lanes = alpha.shape[3]
-    block, weights, beta = blocks[part, 0], blocks[part, 1], blocks[part, 2]
-    ahead, share = blocks[part, 3], blocks[part, 4]
-    most, total, inverse = rows[part, 0], rows[part, 1], rows[part, 2]
-    factor, spare, ones = rows[part, 3], rows[part, 4], rows[part, 5]
-    nothing = most.dtype.type(0)
-    fill_rows(ones, most.dtype.type(1))
-    for g in range(low, high):
-        first = g * lanes
-        fill_rows(beta, nothing)
-        fill_rows(ahead, nothing)
-        fill_rows(sums[part], nothing)
-        last, least = 0, steps
-        sound = True
-        for lane in range(lanes):
-            last = max(last, lengths[first + lane])
-            least = min(least, lengths[first + lane])
-            sound = sound and weight[first + lane] != 0
-        for b in range(first, min(first + lanes, batch)):
-            for t in range(last, steps):
-                for c in range(size):
-                    d_emissions[b, t, c] = 0
-        for t in range(last - 1, -1, -1):
-            now = alpha[g, t]
-            mix_lanes(power, ahead, size, beta)
-            if t >= least - 1:
-                for lane in range(lanes):
-                    if t == lengths[first + lane] - 1:
-                        for c in range(size):
-                            beta[c, lane] = end[c]
-            fill_rows(total, nothing)
-            for c in range(size):
-                multiply_lanes(now[c], beta[c], ones, block[c], total)
-            if t < least and sound:
-                for lane in range(lanes):
-                    inverse[lane] = 1 / total[lane]
-                    factor[lane] = inverse[lane] * weight[first + lane]
-            else:
-                for lane in range(lanes):
-                    inside = t < lengths[first + lane] and weight[first + lane] != 0
-                    inverse[lane] = 1 / total[lane] if inside else nothing
-                    factor[lane] = inverse[lane] * weight[first + lane]
-            for c in range(size):
-                multiply_lanes(block[c], ones, factor, block[c], spare)
-                multiply_lanes(ahead[c], ones, factor, share[c], spare)
-            outer_lanes(now, share, size, sums[part])
-            _write(block, d_emissions, first, t)
-            if t > 0:
-                _powers(emissions, start, first, t, block, most, weights)
-                for c in range(size):
-                    multiply_lanes(weights[c], beta[c], inverse, ahead[c], spare)
-        for i in range(size):
-            for j in range(size):
-                total_of = 0.0
-                for lane in range(LANES):
-                    total_of += sums[part, i, j, lane]
-                d_moves[part, i, j] += total_of
+    b, doubles = e.builder, e.double.pointer(rows + 2 * WIDTH * t.item)
+    scores, weights, out, state = (e.pointer(each) for each in (block, powers, now, rows))
+    best = e.variable(e.constant(-math.inf, WIDTH))
+    with e.loop(e.size(0), t.size.value, 1) as c:
+        b.store(e.larger(e.load_row(scores, c), b.load(best)), best)
+    most, factor, until = b.load(best), e.load_row(state, e.size(0)), e.load_row(state, e.size(1))
+    total = e.variable(e.constant(0.0, WIDTH))
+
+    def use(c: Any, mixed: Any) -> None:
+        power = e.exp(b.fsub(e.load_row(scores, c), most))
+        e.store_row(power, weights, c)
+        product = b.fmul(b.fmul(power, mixed), factor)
+        e.store_row(product, out, c)
+        b.store(b.fadd(b.load(total), product), total)
+
+    first = k < 1
+    inner, initial = first.choose(0, t.size), first.choose(1.0, e.real(0.0))
+    e.mix(e.pointer(t.flipped), e.pointer(now - t.stride), inner.value, initial.value, t.size.value, use)
+    inside = b.fcmp_ordered("<", e.splat(e.of_whole(k).value, WIDTH), until)
+    e.store_row(e.inverse(b.load(total), inside), state, e.size(0))
+    wide = e.double.vector(WIDTH)
+    most, sums = (b.fpext(x, wide) if e.single else x for x in (most, b.load(total)))
+    most = b.select(inside, most, e.double.constant(0.0, WIDTH))
+    sums = b.select(inside, sums, e.double.constant(1.0, WIDTH))
+    e.double.store_row(b.fadd(e.double.load_row(doubles, e.size(0)), most), doubles, e.size(0))
+    e.double.store_row(b.fmul(e.double.load_row(doubles, e.size(1)), sums), doubles, e.size(1))
 
 
-@njit(**_options)
-def _write(block, out, first, t):
-    """Lanes back to rows: ``out[first + lane, t, c] = block[c, lane]`` for the items of the batch."""
-    batch, _, size = out.shape
-    whole = size - size % LANES
-    for lane in range(0, block.shape[1], LANES):
-        b = first + lane
-        if b + LANES <= batch:
-            for c in range(0, whole, LANES):
-                from_lanes(block, lane, c, out, b, t)
-            for c in range(whole, size):
-                for r in range(LANES):
-                    out[b + r, t, c] = block[c, lane + r]
-        else:
-            for r in range(min(LANES, batch - b)):
-                for c in range(size):
-                    out[b + r, t, c] = block[c, lane + r]
+def _forward(e: Lanes, table: Number) -> None:
+    """log Z of all items, less the score of their gold labels, and what the backward pass needs."""
+    t = _Table(e, table)
+    every = 16 if e.single else 2
+    with t.each_part() as part:
+        places = t.room + part * t.room_bytes
+        rows = places + WIDTH * 8
+        doubles = rows + 2 * WIDTH * t.item
+        block = doubles + 2 * WIDTH * 8
+        e.put_whole(t.found, 2 * part, e.number(-1))
+        e.put_whole(t.found, 2 * part + 1, e.number(0))
+        top, most = e.double.get(t.tops, 0), e.double.get(t.tops, 1)
+        with t.each_group(part) as (g, longest):
+            with e.each(0, WIDTH) as lane:
+                b = (g * WIDTH + lane).at_most(t.batch - 1)
+                length = e.whole(t.lengths, b)
+                e.put_whole(places, lane, t.emissions + b * t.steps * t.size * t.item)
+                e.put(rows, lane, e.real(1.0))
+                e.put(rows, lane + WIDTH, e.of_whole(length))
+                e.double.put(doubles, lane, e.widen(length - 1) * top + most)
+                e.double.put(doubles, lane + WIDTH, e.double.real(1.0))
+            with e.each(0, longest) as k:
+                e.to_lanes(places, k * t.size, t.size, block)
+                with e.when(k < 1), e.each(0, t.size) as c, e.each(0, WIDTH) as lane:
+                    at = c * WIDTH + lane
+                    e.put(block, at, e.get(block, at) + e.get(t.start, c))
+                offset = (g * t.steps + k) * t.stride
+                _step_forward(e, t, k, block, t.alpha + offset, t.powers + offset, rows)
+                with e.when(((k + 1) % every).equals(0) | (k + 1).equals(longest)):
+                    _rescale(e, doubles)
+            _finish(e, t, g, doubles, part)
+
+
+def _step_back(e: Lanes, t: _Table, k: Number, now: Number, powers: Number, rows: Number, block: Number) -> None:
+    """Posteriors of labels times the item's weight into ``block``, and what moves need into the block after next.
+
+    ``rows`` holds until (the lengths) and the weights of the items. The block after the first goes from step to step:
+    the backward weights of a step times its ``powers``, scaled.
+    """
+    b, size = e.builder, t.size.value
+    alpha, weights, state, end = (e.pointer(each) for each in (now, powers, rows, t.last))
+    here, ahead, share, beta = (e.pointer(block + which * t.stride) for which in range(4))
+    step = e.splat(e.of_whole(k).value, WIDTH)
+    until, weight = e.load_row(state, e.size(0)), e.load_row(state, e.size(1))
+    last = b.fcmp_ordered("==", b.fadd(step, e.constant(1.0, WIDTH)), until)
+    total = e.variable(e.constant(0.0, WIDTH))
+
+    def use(c: Any, mixed: Any) -> None:
+        own = b.select(last, e.splat(e.scalar(end, c), WIDTH), mixed)
+        e.store_row(own, beta, c)
+        product = b.fmul(e.load_row(alpha, c), own)
+        e.store_row(product, here, c)
+        b.store(b.fadd(b.load(total), product), total)
+
+    e.mix(e.pointer(t.power), ahead, size, ir.Constant(e.element, 0.0), size, use)
+    inverse = e.inverse(b.load(total), b.fcmp_ordered("<", step, until))
+    factor = b.fmul(inverse, weight)
+    with e.loop(e.size(0), size, 1) as c:
+        e.store_row(b.fmul(e.load_row(here, c), factor), here, c)
+        e.store_row(b.fmul(e.load_row(ahead, c), factor), share, c)
+        e.store_row(b.fmul(b.fmul(e.load_row(weights, c), e.load_row(beta, c)), inverse), ahead, c)
+
+
+def _take_gold(e: Lanes, t: _Table, g: Number, moves: Number, edges: Number) -> None:
+    """Take each weight of a group off its gold labels; add up what start and end get."""
+    with t.each_item(g) as (b, _):
+        length, first = e.whole(t.lengths, b), b * t.steps
+        with e.when(t.gold > 0):
+            weight, before = e.get(t.weight, b), e.cell(e.number(0))
+            with e.each(0, length) as k:
+                label = e.whole(t.gold, first + k)
+                place = (first + k) * t.size + label
+                e.put(t.d_emissions, place, e.get(t.d_emissions, place) - weight)
+                with e.when(k > 0):
+                    place = before.now * t.size + label
+                    e.double.put(moves, place, e.double.get(moves, place) - e.widen(weight))
+                before.now = label
+        with e.each(0, t.size) as c:
+            for place, position in ((c, first), (c + t.size, first + length - 1)):
+                own = e.widen(e.get(t.d_emissions, position * t.size + c))
+                e.double.put(edges, place, e.double.get(edges, place) + own)
+
+
+def _settle(e: Lanes, t: _Table) -> None:
+    """Sums over the parts, in order, into the gradients of transitions, start and end."""
+    with e.each(0, t.squares) as k:
+        moves, gold = e.cell(e.double.real(0.0)), e.cell(e.double.real(0.0))
+        with e.each(0, t.parts) as part:
+            sums = t.room + part * t.room_bytes
+            with e.each(0, LANES) as lane:
+                moves.now = moves.now + e.double.get(sums, k * LANES + lane)
+            gold.now = gold.now + e.double.get(sums, t.squares * LANES + k)
+        e.put(t.d_transitions, k, moves.now * e.widen(e.get(t.power, k)) + gold.now)
+    begin = t.squares * (LANES + 1)
+    with e.each(0, t.size) as c:
+        for out, place in ((t.d_start, begin + c), (t.d_end, begin + t.size + c)):
+            total = e.cell(e.double.real(0.0))
+            with e.each(0, t.parts) as part:
+                total.now = total.now + e.double.get(t.room + part * t.room_bytes, place)
+            e.put(out, c, total.now)
+
+
+def _write(e: Lanes, t: _Table, places: Number, k: Number, block: Number) -> None:
+    """The first block to position k of the items."""
+    with e.when(t.size >= LANES):
+        e.from_lanes(block, t.size, places, k * t.size)
+    with e.when(t.size < LANES), e.each(0, WIDTH) as lane, e.each(0, t.size) as c:
+        e.put(e.whole(places, lane), k * t.size + c, e.get(block, c * WIDTH + lane))
+
+
+def _backward(e: Lanes, table: Number) -> None:
+    """The gradient of the weighted sum of values in emissions, transitions, start and end."""
+    t = _Table(e, table)
+    totals = t.squares * (LANES + 1) + 2 * t.size
+    with t.each_part() as part:
+        doubles = t.room + part * t.room_bytes  # sums of moves by lane, gold moves, start and end
+        places = doubles + (totals + LANES) * 8
+        sums = places + WIDTH * 8
+        rows = sums + t.squares * t.item * LANES
+        block = rows + 2 * WIDTH * t.item  # the first of four
+        spare = block + 4 * t.stride  # what lanes past the batch write
+        e.double.fill(doubles, totals)
+        e.fill(sums, t.squares * LANES)
+        with t.each_group(part) as (g, longest):
+            with e.each(0, WIDTH) as lane:
+                own = g * WIDTH + lane
+                b, real = own.at_most(t.batch - 1), own < t.batch
+                e.put_whole(places, lane, real.choose(t.d_emissions + b * t.steps * t.size * t.item, spare))
+                e.put(rows, lane, e.of_whole(e.whole(t.lengths, b)))
+                e.put(rows, lane + WIDTH, real.choose(e.get(t.weight, b), e.real(0.0)))
+            e.fill(block + t.stride, t.size * WIDTH)
+            with e.each(0, longest) as done:
+                k = longest - 1 - done
+                now = t.alpha + (g * t.steps + k) * t.stride
+                _step_back(e, t, k, now, t.powers + (g * t.steps + k) * t.stride, rows, block)
+                e.add_outer(now, block + 2 * t.stride, t.size, sums)
+                _write(e, t, places, k, block)
+            with t.each_item(g) as (b, _), e.each((b * t.steps + longest) * t.size, (b + 1) * t.steps * t.size) as k:
+                e.put(t.d_emissions, k, e.real(0.0))
+            e.add_to_double(sums, t.squares * LANES, doubles)
+            _take_gold(e, t, g, doubles + t.squares * (LANES * 8), doubles + t.squares * ((LANES + 1) * 8))
+        with e.when(e.take(table + 8 * DONE).equals(t.parts - 1)):
+            _settle(e, t)
+
+
+def _emitted(emit: Callable[[Lanes, Number], None]) -> Any:
+    """A pass as something that compiled code can call: with a number that tells the type of float, and the table."""
+
+    def body(typing_context, one, table):
+        def codegen(context, builder, signature, arguments):
+            emitter = Lanes(context, builder, signature.args[0])
+            emit(emitter, emitter.number(arguments[1]))
+
+        return types.void(one, types.int64), codegen
+
+    return intrinsic(body)
+
+
+prepare, forward, backward = _emitted(_prepare), _emitted(_forward), _emitted(_backward)
+
+
+@cache
+def entry(name: str, kind: type) -> Any:
+    """The C function prepare, forward or backward for ``np.float32`` or ``np.float64``, compiled or from the disk.
+
+    >>> import numpy as np
+    >>> entry("prepare", np.float32).address > 0
+    True
+    """
+
+    def prepare_of(table):
+        prepare(kind(1), table)
+
+    def forward_of(table):
+        forward(kind(1), table)
+
+    def backward_of(table):
+        backward(kind(1), table)
+
+    chosen = {"prepare": prepare_of, "forward": forward_of, "backward": backward_of}[name]
+    options: dict[str, Any] = {"nopython": True, "cache": True, "error_model": "numpy", "_nrt": False}
+    return cfunc(types.void(types.int64), **options)(chosen)

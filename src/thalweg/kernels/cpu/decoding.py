@@ -21,7 +21,16 @@ from thalweg.kernels.cpu.emitter import INDEX, LANES, Emitter, intrinsic
 from thalweg.kernels.cpu.few_rows import linear, linear_map
 from thalweg.kernels.cpu.threads import run
 
-__all__ = ["add_norm", "attend_past", "attend_source", "linear", "linear_map"]
+__all__ = [
+    "add_norm",
+    "attend_past",
+    "attend_rows_past",
+    "attend_rows_source",
+    "attend_source",
+    "linear",
+    "linear_map",
+    "norm_at",
+]
 
 _options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
 _LEAST_WORK = 400_000  # multiply-adds a thread; with fewer, waking another costs more than it saves
@@ -145,7 +154,7 @@ def _attend_row(query, addresses, count, values, size, scores, out):
 
 
 @njit(**_options)
-def _past(
+def attend_rows_past(
     out, queries, query_stride, cache, step_stride, row_stride, value_stride, lineage, lineage_stride,
     steps, rows, heads, size, part, low, high,
 ):  # fmt: skip
@@ -167,7 +176,7 @@ def _past(
 
 
 @njit(**_options)
-def _source(
+def attend_rows_source(
     out, queries, query_stride, memory, item_stride, place_stride, value_stride, lengths, items,
     places, batch, heads, size, part, low, high,
 ):  # fmt: skip
@@ -282,7 +291,7 @@ def attend_past(queries: Tensor, cache: Tensor, lineage: Tensor, heads: int) -> 
         out.data_ptr(), queries.data_ptr(), queries.stride(0), cache.data_ptr(), step_stride, row_stride, value_stride,
         lineage.data_ptr(), lineage.stride(0), steps, cache.shape[1], heads, width // heads,
     )  # fmt: skip
-    wrong = _share(_past, rows, rows * steps * width * 2, arguments)
+    wrong = _share(attend_rows_past, rows, rows * steps * width * 2, arguments)
     if wrong >= 0:
         raise ShapeError(
             f"`lineage` must lie in 0..{cache.shape[1] - 1} (the cache's rows), got {lineage[wrong].tolist()} "
@@ -305,7 +314,7 @@ def attend_source(queries: Tensor, memory: Tensor, lengths: Tensor, items: Tenso
         out.data_ptr(), queries.data_ptr(), queries.stride(0), memory.data_ptr(), item_stride, place_stride,
         value_stride, lengths.data_ptr(), items.data_ptr(), places, batch, heads, width // heads,
     )  # fmt: skip
-    wrong = _share(_source, rows, rows * places * width * 2, arguments)
+    wrong = _share(attend_rows_source, rows, rows * places * width * 2, arguments)
     if wrong >= 0:
         raise ShapeError(
             f"`items` must lie in 0..{batch - 1} and `lengths` in 0..{places}, got item {int(items[wrong])} "

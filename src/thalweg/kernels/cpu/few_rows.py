@@ -19,7 +19,7 @@ from torch import Tensor
 from thalweg.kernels.cpu.emitter import LANES, Emitter, intrinsic
 from thalweg.kernels.reference import decoding as reference
 
-__all__ = ["linear", "linear_map"]
+__all__ = ["EXAMPLES", "linear", "linear_map", "rows_by_weights"]
 
 _options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
 
@@ -103,27 +103,30 @@ _tile_1x4, _tile_1x1, _tile_4x2 = _tile(1, 4), _tile(1, 1), _tile(4, 2)
 
 
 @njit(**_options)
-def _linear(out, x, x_stride, rows, weight, inner, outer, scale, bias, relu, example, size):
-    """All rows of input over every pair or four of rows of weights, which stay in the nearest cache meanwhile."""
+def rows_by_weights(out, out_stride, x, x_stride, rows, weight, inner, outer, scale, bias, relu, example, size):
+    """All rows of input over every pair or four of rows of weights, which stay in the nearest cache meanwhile.
+
+    Arrays are addresses, strides are bytes; no scale or bias at address 0; ``size`` is the bytes of a weight.
+    """
     step, fours = 4 * inner * size, rows - rows % 4
     n = 0
     while n + 4 <= outer:
         for m in range(0, fours, 4):
-            at, to = x + m * x_stride, out + (m * outer + n) * 4
-            _tile_4x2(at, x_stride, weight, inner, scale, bias, relu, to, outer * 4, example)
+            at, to = x + m * x_stride, out + m * out_stride + n * 4
+            _tile_4x2(at, x_stride, weight, inner, scale, bias, relu, to, out_stride, example)
             low, high = scale + 8 if scale else 0, bias + 8 if bias else 0
-            _tile_4x2(at, x_stride, weight + step // 2, inner, low, high, relu, to + 8, outer * 4, example)
+            _tile_4x2(at, x_stride, weight + step // 2, inner, low, high, relu, to + 8, out_stride, example)
         for m in range(fours, rows):
-            to = out + (m * outer + n) * 4
-            _tile_1x4(x + m * x_stride, x_stride, weight, inner, scale, bias, relu, to, outer * 4, example)
+            to = out + m * out_stride + n * 4
+            _tile_1x4(x + m * x_stride, x_stride, weight, inner, scale, bias, relu, to, out_stride, example)
         n += 4
         weight += step
         scale += 16 if scale else 0
         bias += 16 if bias else 0
     while n < outer:
         for m in range(rows):
-            to = out + (m * outer + n) * 4
-            _tile_1x1(x + m * x_stride, x_stride, weight, inner, scale, bias, relu, to, outer * 4, example)
+            to = out + m * out_stride + n * 4
+            _tile_1x1(x + m * x_stride, x_stride, weight, inner, scale, bias, relu, to, out_stride, example)
         n += 1
         weight += step // 4
         scale += 4 if scale else 0
@@ -131,7 +134,7 @@ def _linear(out, x, x_stride, rows, weight, inner, outer, scale, bias, relu, exa
 
 
 # An example of what lies in memory chooses the kernel; bfloat16 is read as the 16 bits that it is.
-_EXAMPLES = {
+EXAMPLES = {
     torch.float32: (np.float32(0), 4, 16, 8),
     torch.bfloat16: (np.int16(0), 2, 16, 8),
     torch.int8: (np.int8(0), 1, 32, 16),
@@ -152,13 +155,13 @@ def linear(
     tensor([[3., 0.]])
     """
     rows, inner = x.shape
-    example, size, alone, shared = _EXAMPLES[weight.dtype]
+    example, size, alone, shared = EXAMPLES[weight.dtype]
     if rows > _most_rows(alone, shared):
         return reference.linear(x, weight, bias, scale, relu=relu)
     outer = weight.shape[0]
     out = torch.empty(rows, outer)
-    _linear(
-        out.data_ptr(), x.data_ptr(), x.stride(0) * 4, rows, weight.data_ptr(), inner, outer,
+    rows_by_weights(
+        out.data_ptr(), outer * 4, x.data_ptr(), x.stride(0) * 4, rows, weight.data_ptr(), inner, outer,
         0 if scale is None else scale.data_ptr(), 0 if bias is None else bias.data_ptr(), int(relu), example, size,
     )  # fmt: skip
     return out
@@ -175,9 +178,9 @@ def linear_map(
     # Aliases: the memory must outlive what its owners may be given instead.
     kept = tuple(None if x is None else x.detach() for x in (weight, bias, scale))
     matrix, shift, factor = (0 if x is None else x.data_ptr() for x in kept)
-    example, size, alone, shared = _EXAMPLES[weight.dtype]
+    example, size, alone, shared = EXAMPLES[weight.dtype]
     outer, inner = weight.shape
-    last, new, kernel, single = (int(relu), example, size), torch.empty, _linear, torch.float32
+    last, new, kernel, single = (int(relu), example, size), torch.empty, rows_by_weights, torch.float32
 
     def apply(x: Tensor) -> Tensor | None:
         shape = x.shape
@@ -187,7 +190,7 @@ def linear_map(
         if rows > _most_rows(alone, shared) or (x.requires_grad and torch.is_grad_enabled()):
             return None
         out = new(rows, outer)
-        kernel(out.data_ptr(), x.data_ptr(), inner * 4, rows, matrix, inner, outer, factor, shift, *last)
+        kernel(out.data_ptr(), outer * 4, x.data_ptr(), inner * 4, rows, matrix, inner, outer, factor, shift, *last)
         return out
 
     apply.kept = kept  # type: ignore[attr-defined]

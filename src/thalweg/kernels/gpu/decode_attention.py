@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -34,7 +36,7 @@ def _attend(query, base, offsets, count, width, SP: tl.constexpr, DP: tl.constex
         reading = reading * decay + tl.sum(values * weights[:, None], axis=0)
         total = total * decay + tl.sum(weights, axis=0)
         most = higher
-    return reading / total
+    return reading / tl.where(count > 0, total, 1.0)  # nothing to read gives zeros
 
 
 @triton.jit
@@ -71,7 +73,8 @@ def attend_past(queries: Tensor, cache: Tensor, lineage: Tensor, position: Tenso
     """
     rows, width = queries.shape
     size = width // heads
-    _past[rows, heads](
+    kernel: Any = _past
+    kernel[rows, heads](
         *(queries, cache, lineage, position, out, lineage.shape[1], width, size, size**-0.5),
         ROWS=cache.shape[1],
         SP=16,
@@ -104,7 +107,8 @@ def attend_source(queries: Tensor, memory: Tensor, lengths: Tensor, heads: int, 
     """
     rows, width = queries.shape
     size = width // heads
-    _source[rows, heads](
+    kernel: Any = _source
+    kernel[rows, heads](
         *(queries, memory, lengths, out, memory.shape[1], width, size, size**-0.5),
         GROUP=rows // len(memory),
         SP=16,
@@ -142,7 +146,8 @@ def rotate(queries: Tensor, cache: Tensor, table: Tensor, position: Tensor, head
     """
     rows, width = queries.shape
     size = width // heads
+    kernel: Any = _rotate
     for x, slab, stride in ((queries, 0, width), (cache, 2 * width * cache.shape[1], 2 * width)):
-        _rotate[rows, heads](
+        kernel[rows, heads](
             *(x, table, position, slab, stride, size), HP=triton.next_power_of_2(size // 2), num_warps=1
         )

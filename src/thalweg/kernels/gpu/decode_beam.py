@@ -5,52 +5,18 @@ It does what :mod:`thalweg.inference.beam` does with tensors, on rows whose numb
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from thalweg.kernels.fixed_beam import Beam, start
+
 __all__ = ["MOST_CANDIDATES", "Beam", "advance", "fits", "start", "trace"]
 
 MOST_CANDIDATES = 16384  # continuations of an item that one program can hold
-
-
-class Beam(NamedTuple):
-    """Where the search stands, for A items of W rows each; all is changed in place.
-
-    >>> beam = Beam.empty(2, 3, 1, 5, torch.device("cpu"))
-    >>> beam.live.shape, beam.history.shape
-    (torch.Size([2, 3]), torch.Size([5, 2, 3]))
-    """
-
-    tokens: Tensor  # (A W,) int64: what each row is fed next
-    parents: Tensor  # (A W,) int64: the row it comes from
-    live: Tensor  # (A, W) log-probabilities, -inf where there is no row
-    rank: Tensor  # (A, k) of the finished, best first
-    score: Tensor  # (A, k)
-    code: Tensor  # (A, k) int64: step * W V + row * V + symbol of the last choice
-    history: Tensor  # (T, A, W) int64: row * V + symbol
-    dropped: Tensor  # (A,) the best score that was ever let go of
-    done: Tensor  # (A,) int32: the number of the step after which nothing can change; 0 before
-    position: Tensor  # (1,) int64: steps taken
-    remaining: Tensor  # (1,) int32: items that are not done
-
-    @classmethod
-    def empty(cls, items: int, width: int, k: int, capacity: int, device: torch.device) -> Beam:
-        """Room for a search of at most ``capacity`` steps."""
-
-        def room(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        single = torch.float32
-        return cls(
-            *(room(items * width), room(items * width), room(items, width, dtype=single)),
-            *(room(items, k, dtype=single), room(items, k, dtype=single), room(items, k)),
-            *(room(capacity, items, width), room(items, dtype=single), room(items, dtype=torch.int32), room(1)),
-            room(1, dtype=torch.int32),
-        )
 
 
 def fits(width: int, vocab_size: int) -> bool:
@@ -59,27 +25,7 @@ def fits(width: int, vocab_size: int) -> bool:
     >>> fits(5, 100), fits(5, 50_000)
     (True, False)
     """
-    return triton.next_power_of_2(width) * triton.next_power_of_2(vocab_size) <= MOST_CANDIDATES
-
-
-def start(beam: Beam, count: Tensor, bos: int) -> None:
-    """Begin anew with the first ``count`` (1,) items; the others are done before they begin.
-
-    >>> beam = Beam.empty(2, 2, 1, 5, torch.device("cpu"))
-    >>> start(beam, torch.tensor([1], dtype=torch.int32), 7)
-    >>> beam.live, beam.done
-    (tensor([[0., -inf],
-            [0., -inf]]), tensor([0, 1], dtype=torch.int32))
-    """
-    beam.tokens.fill_(bos)
-    beam.live.fill_(-torch.inf)
-    beam.live[:, 0].zero_()
-    beam.rank.fill_(-torch.inf)
-    beam.score.fill_(-torch.inf)
-    beam.dropped.fill_(-torch.inf)
-    beam.done.copy_(torch.arange(len(beam.done), device=count.device) >= count)
-    beam.position.zero_()
-    beam.remaining.copy_(count)
+    return bool(triton.next_power_of_2(width) * triton.next_power_of_2(vocab_size) <= MOST_CANDIDATES)
 
 
 @triton.jit
@@ -140,8 +86,7 @@ def _advance(
         x = tl.load(logits + (item * W + w)[:, None] * V + v[None, :], mask=inside, other=-float("inf")).to(tl.float32)
         top = tl.max(x, axis=1)
         top = tl.where(top == -float("inf"), 0.0, top)
-        norm = top + tl.log(tl.sum(tl.exp(x - top[:, None]), axis=1))
-        norm = tl.where(w < W, norm, 0.0)
+        norm = top + tl.log(tl.where(w < W, tl.sum(tl.exp(x - top[:, None]), axis=1), 1.0))
         alive = tl.load(live + item * W + w, mask=w < W, other=-float("inf"))
         total = x - norm[:, None] + alive[:, None]
         symbol = tl.broadcast_to(v[None, :], (WP, VP))
@@ -155,21 +100,25 @@ def _advance(
         ended_code = tl.zeros((WP,), tl.int32)
         count = 0
         lost = tl.load(dropped + item)
+        cut = (eos >= 0) & (step == max_length)  # from here on only eos can make a hypothesis
         for i in tl.static_range(2 * W):
             best = tl.max(tl.max(key, axis=1), axis=0)
             chosen = tl.min(tl.min(tl.where(key == best, choice, 2147483647), axis=1), axis=0)
             key = tl.where(choice == chosen, -2147483647 - 1, key)
             value = _value(best)
             ends = (chosen % V == eos) | ((eos < 0) & (step == max_length))
+            if i == 0:  # what is not a number comes first, and must stay to be found even where all end
+                kept = tl.where((w == 0) & (best == 0x7FFFFFFF), value, kept)
             if i < W:
-                ended = tl.where((w == i) & ends, value, ended)
+                ended = tl.where((w == i) & ends & (best < 0x7FFFFFFF), value, ended)
                 ended_code = tl.where(w == i, chosen, ended_code)
             if i >= W:
-                lost = tl.where((ends | (count >= W)) & (value > lost), value, lost)
+                lost = tl.where((ends | ((count >= W) & (cut == 0))) & (value > lost), value, lost)
             goes_on = (w == count) & (ends == 0) & (count < W)
             kept = tl.where(goes_on, value, kept)
             kept_code = tl.where(goes_on, chosen, kept_code)
             count = tl.where(ends, count, count + 1)
+        key = tl.where(cut & (symbol != eos), -2147483647 - 1, key)
         rest = _value(tl.max(tl.max(key, axis=1), axis=0))
         tl.store(dropped + item, tl.where(rest > lost, rest, lost))
 
@@ -205,7 +154,8 @@ def _advance(
         first = tl.sum(tl.where((w == 0) & ~dead, kept, 0.0), axis=0)
         bound = first
         if penalty > 0:
-            bound = first / tl.exp(penalty * tl.log(max_length.to(tl.float32)))
+            reach = step * 0 + max_length  # a tensor even where the launch makes a constant of a 1
+            bound = first / tl.exp(penalty * tl.log(reach.to(tl.float32)))
         if penalty < 0:
             bound = first / tl.exp(penalty * tl.log((step + 1).to(tl.float32)))
         bound = tl.where(none, -float("inf"), bound)
@@ -250,7 +200,8 @@ def advance(
     """
     (items, width), V = beam.live.shape, logits.shape[1]
     capacity = 0 if lineage is None else lineage.shape[1]
-    _advance[(items,)](
+    kernel: Any = _advance
+    kernel[(items,)](
         *(logits, beam.tokens, beam.parents, beam.live, beam.rank, beam.score, beam.code, beam.history),
         *(beam.dropped, beam.done, beam.position, beam.remaining, beam.tokens if lineage is None else lineage),
         *(items, V, -1 if eos is None else eos, max_length, min_length, capacity, float(penalty)),
@@ -276,7 +227,7 @@ def _trace(
     value = tl.load(score + item * K + slot)
     ended = value > -float("inf")
     count = 0
-    for i in tl.static_range(K):
+    for i in range(K):
         count += (tl.load(score + item * K + i) > -float("inf")).to(tl.int32)
     spare = slot - count
     # What finished comes first, so a missing one stands behind all of it.
@@ -308,7 +259,8 @@ def trace(beam: Beam, vocab_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     tokens = beam.code.new_full((capacity, items, k), -1)
     lengths, finished = torch.zeros_like(beam.code), torch.zeros_like(beam.code, dtype=torch.int32)
     scores = torch.full_like(beam.score, -torch.inf)
-    _trace[items, k](
+    kernel: Any = _trace
+    kernel[items, k](
         *(beam.live, beam.score, beam.code, beam.history, beam.done, tokens, lengths, scores, finished),
         *(items, vocab_size),
         W=width,

@@ -88,7 +88,7 @@ def _finish(
     inside = within & (column < outer)[None, :]
     total += tl.load(bias + column, mask=column < outer, other=0.0).to(tl.float32)[None, :]
     if ACTIVATION == 1:
-        total = tl.where(total > 0, total, total * 0.0)  # NaN stays NaN
+        total = tl.where(total <= 0, 0.0, total)  # NaN stays NaN
     if ACTIVATION == 2:
         total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
     if ACTIVATION == 3:
@@ -251,8 +251,8 @@ FEW = 8  # rows up to which the matrix units do not pay; twice as many where the
 _WHOLE = 8192  # entries of rows that a program may hold to take their statistics
 
 
-def _tiles(rows: int, inner: int, outer: int) -> tuple[Any, int, int, int, int, int]:
-    """The kernel, rows and columns of its tiles, how much of the sum at a time, warps, stages; as measured on an H200."""
+def _tiles(rows: int, inner: int, outer: int) -> tuple[Any, ...]:
+    """The kernel, rows and columns of its tiles, how much of the sum at a time, warps, stages: by measurement."""
     if rows <= FEW or (rows <= 2 * FEW and outer <= 256):
         most = max(16, triton.next_power_of_2(inner))
         if inner > 512:
@@ -320,7 +320,8 @@ def _start(
     gain, shift, eps = norm or (bias, bias, 0.0)
     residual_gain, residual_shift, residual_eps = residual_norm or (bias, bias, 0.0)
     kernel, MP, NP, KP, warps, stages = _tiles(rows, inner, outer)
-    whole = triton.next_power_of_2(inner if norm is not None else outer)
+    measured = max(0 if norm is None else inner, 0 if residual_norm is None else outer)  # longest row with statistics
+    whole: Any = triton.next_power_of_2(measured)
     kernel[-(-rows // MP), -(-outer // NP)](
         *(x, weight, bias, *(gate or (weight, bias)), gain, shift),
         *(x if residual is None else residual, residual_gain, residual_shift, out),
@@ -363,7 +364,8 @@ def embed(
     'embed'
     """
     width = table.shape[1]
-    _embed[(len(tokens),)](
+    kernel: Any = _embed
+    kernel[(len(tokens),)](
         *(tokens, table, table if positions is None else positions, position, out, width, scale),
         PLACED=positions is not None,
         DP=triton.next_power_of_2(width),

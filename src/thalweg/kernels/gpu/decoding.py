@@ -2,10 +2,9 @@
 
 from thalweg.kernels.gpu.decode_attention import attend_past, attend_source, rotate
 from thalweg.kernels.gpu.decode_beam import Beam, advance, fits, start, trace
-from thalweg.kernels.gpu.decode_linear import ACTIVATIONS, Norm, embed, linear, project
+from thalweg.kernels.gpu.decode_linear import Norm, embed, linear, project
 
 __all__ = [
-    "ACTIVATIONS",
     "Beam",
     "Norm",
     "advance",

@@ -65,9 +65,11 @@ def prediction_card(item: dict[str, Any]) -> str:
     shown = [difference(each, best) if each == closest and each != best else foreign(each) for each in references]
     lines = "".join(_answer(each, references, closest) for each in answers[:ANSWERS])
     kind = "right" if item.get("correct") is True else "wrong"
+    tags = ";".join(_strings(item.get("features")))
+    tags = f' <span class="muted">{foreign(tags)}</span>' if tags else ""
     return (
         f'<article class="card answer {kind}">'
-        f'<p class="source" dir="auto">{foreign(item.get("source", ""))}</p>'
+        f'<p class="source" dir="auto">{foreign(item.get("source", ""))}{tags}</p>'
         f'<p class="gold"><span class="muted">expected</span> {" <i>or</i> ".join(shown) or "–"}</p>'
         f"<ol>{lines or '<li>no answer</li>'}</ol></article>"
     )
@@ -81,8 +83,11 @@ def _answer(answer: dict[str, Any], references: Sequence[str], closest: str | No
     marks = '<span class="ok" title="right">✓</span>' if right else ""
     if answer.get("finished") is False:
         marks += '<span class="cut" title="cut at the greatest length">…</span>'
+    if (votes := as_number(answer.get("votes"))) is not None:
+        marks += f' <span class="muted">{votes:.0f} {"vote" if votes == 1 else "votes"}</span>'
     log_prob = as_number(answer.get("log_prob"))
-    title = f' title="log-probability {log_prob:.3f}"' if log_prob is not None else ""
+    proved = ", proved the most probable" if answer.get("optimal") is True else ""
+    title = f' title="log-probability {log_prob:.3f}{proved}"' if log_prob is not None else ""
     width = 100 * min(max(chance or 0.0, 0.0), 1.0)
     return (
         f'<li{title}><i class="chance" style="width:{width:.1f}%"></i>'

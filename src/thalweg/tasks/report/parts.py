@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,21 @@ __all__ = ["commands", "config_section", "header", "results", "training"]
 
 NAMES = {"accuracy": "Accuracy", "cer": "CER", "wer": "WER", "bleu": "BLEU", "loss": "Loss"}
 REASONS = {"epochs": "all epochs done", "patience": "stopped early"}
-SETTINGS = {"beam": ("width", "length_penalty"), "nucleus": ("temperature", "top_k", "top_p")}
+SAMPLED = ("temperature", "top_k", "sampling_seed")
+SETTINGS = {
+    "beam": ("width", "length_penalty"),
+    "diverse": ("width", "groups", "diversity", "length_penalty"),
+    "exact": ("width", "max_expansions"),
+    "sample": SAMPLED,
+    "nucleus": ("top_p", *SAMPLED),
+    "typical": ("typical", *SAMPLED),
+    "min-p": ("min_p", *SAMPLED),
+    "stochastic": ("temperature", "sampling_seed"),
+    "mbr": ("samples", *SAMPLED),
+}
+EVERYWHERE = ("min_length", "max_length", "prefix", "lexicon", "k")
+OPTIONS = {"sampling_seed": "seed"}  # settings whose option has another name
+ALWAYS = ("diversity", "max_expansions")  # settings whose 0 is not the default
 TILES = ("accuracy", "cer", "wer", "bleu")
 
 
@@ -56,11 +71,23 @@ def _facts(record: RunRecord) -> Iterable[tuple[str, str]]:
     yield "Development data", _file_fact(start.get("dev"))
     for side in ("source", "target"):
         yield f"{side.capitalize()} symbols", _symbols_fact(start.get(side))
-    yield "Model", describe(record.config.get("model") or "")
+    yield "Model", describe(_shape(record.config.get("model")) or "")
     yield "Parameters", figure(start["parameters"]) if "parameters" in start else ""
     yield "Device", describe(start.get("device") or "")
     yield "Training", _training_fact(log)
     yield "Thalweg version", describe(start.get("version") or "")
+
+
+def _shape(model: object) -> object:
+    """A model's settings without those that do nothing in it."""
+    if not isinstance(model, dict):
+        return model
+    idle = {
+        "attention_dropout": not model.get("attention_dropout"),
+        "encoder_layers": model.get("kind") == "causal",
+        "max_positions": model.get("positions") != "learned",
+    }
+    return {key: value for key, value in model.items() if not idle.get(key)}
 
 
 def _file_fact(value: object) -> str:
@@ -170,7 +197,7 @@ def _metrics_card(evaluation: EvaluationRecord) -> str:
     )
     scale = "of 1, BLEU of 100" if any(score.key == "bleu" for score in scores) else "of 1"
     return (
-        f'<div class="card">{title}<p class="muted">{_conditions(metrics)}</p><table class="metrics">'
+        f'<div class="card">{title}<p class="muted">{_conditions(metrics)}</p>{_exact(metrics)}<table class="metrics">'
         '<thead><tr><th>metric</th><th class="number">value</th><th class="number">95 % interval</th>'
         f'<th class="wide">{scale}</th></tr></thead><tbody>{rows}</tbody></table></div>'
     )
@@ -181,7 +208,12 @@ def _conditions(metrics: dict[str, Any]) -> str:
     parts += [f"{figure(metrics[key])} {key}" for key in ("pairs", "items") if key in metrics]
     if options := _search_options(metrics):
         name = options.pop("search")
-        parts.append(escape(f"{name} search ({describe(options)})" if options else f"{name} search"))
+        parts.append(foreign(f"{name} search ({describe(options)})" if options else f"{name} search"))
+    if others := _others(metrics):
+        how = "vote" if metrics["ensemble"].get("vote") is True else "mean of probabilities"
+        parts.append(foreign(f"with {describe(others)} ({how})"))
+    if isinstance(precision := metrics.get("precision"), str):
+        parts.append(escape(f"{precision} weights"))
     if metrics.get("references") == "any":
         parts.append("any of several references counts")
     if (speed := as_number(metrics.get("words_per_second"))) is not None:
@@ -190,12 +222,40 @@ def _conditions(metrics: dict[str, Any]) -> str:
 
 
 def _search_options(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Name and k of a search with the settings that matter to it; a setting of 0 is off."""
+    """Name and k of a search with the settings that matter to it, by their options; a setting of 0 is off."""
     search = metrics.get("search")
     if not isinstance(search, dict) or not isinstance(name := search.get("name"), str):
         return {}
-    relevant = (*SETTINGS.get(name, ()), "max_length", "k")
-    return {"search": name} | {key: search[key] for key in relevant if as_number(search.get(key))}
+    options: dict[str, Any] = {"search": name}
+    for key in (*SETTINGS.get(name, ()), *EVERYWHERE):
+        value = search.get(key)
+        number = as_number(value)
+        if number or (isinstance(value, str) and value) or (number == 0 and key in ALWAYS):
+            options[OPTIONS.get(key, key)] = value
+    return options
+
+
+def _others(metrics: dict[str, Any]) -> list[str]:
+    """The runs that answered with this one."""
+    ensemble = metrics.get("ensemble")
+    runs = ensemble.get("runs") if isinstance(ensemble, dict) else None
+    return [str(run) for run in runs] if isinstance(runs, list) else []
+
+
+def _exact(metrics: dict[str, Any]) -> str:
+    """What exact search found out, where it was used."""
+    exact = metrics.get("exact")
+    if not isinstance(exact, dict):
+        return ""
+    names = {
+        "proved": "of the answers are proved the most probable",
+        "beam_optimal": f"are found by a beam of {figure(exact.get('width'))}",
+        "beam_beaten": "are more probable than the beam's",
+        "empty": "are empty",
+    }
+    shares = {key: as_number(exact.get(key)) for key in names}
+    parts = [f"{share:.2%} {names[key]}" for key, share in shares.items() if share is not None]
+    return f"<p>{escape('; '.join(parts))}.</p>" if parts else ""
 
 
 def _bar(score: _Score) -> str:
@@ -293,8 +353,16 @@ def _evaluate(run: str, evaluation: EvaluationRecord) -> list[str]:
     words = ["thalweg", "evaluate", run, str(metrics.get("file") or f"{evaluation.name}.tsv")]
     for key, value in _search_options(metrics).items():
         words += [f"--{key.replace('_', '-')}", str(value)]
+    for other in _others(metrics):
+        words += ["--ensemble", other]
+    if isinstance(ensemble := metrics.get("ensemble"), dict) and ensemble.get("vote") is True:
+        words += ["--vote"]
+    if isinstance(precision := metrics.get("precision"), str):
+        words += ["--precision", precision]
     if metrics.get("references") in ("each", "any"):
         words += ["--references", metrics["references"]]
+    if evaluation.name not in re.sub(r"[:/]", "-", words[3]):  # else it is the name that the file gives
+        words += ["--name", evaluation.name]
     return words
 
 

@@ -1,0 +1,142 @@
+"""Search with few rows on the CPU in one compiled call, for models that offer it (``model.compiled``).
+
+Results are those of :func:`~thalweg.inference.beam_search`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+
+from thalweg.inference.captured import Request
+from thalweg.inference.hypotheses import Hypotheses, raise_not_a_number
+from thalweg.kernels.fixed_beam import Beam
+
+__all__ = ["CompiledPlan", "CompiledSearch", "compiled_search"]
+
+FEW_ROWS = 16  # with more, rows that finish are better dropped, and a matrix library multiplies faster
+MOST_SHAPES = 16  # searches kept ready for each model
+
+
+class CompiledSearch(Protocol):
+    """A whole search in one call, in buffers of its own; see :mod:`thalweg.energies.transformer_compiled`."""
+
+    @property
+    def beam(self) -> Beam:
+        """Where the search stands."""
+        ...
+
+    def load(self, inputs: Any, /) -> None:
+        """Put the inputs where they are read."""
+        ...
+
+    def run(self, count: int, bos: int, **request: Any) -> None:
+        """Search the first ``count`` items."""
+        ...
+
+
+class CompiledPlan(NamedTuple):
+    """How a model would search B inputs, as ``model.compiled(inputs)`` says it.
+
+    Attributes:
+        size: number of inputs B.
+        shape: what else decides the shape, as a key: searches are kept under it.
+        most_steps: steps that the model can take.
+        make: a :class:`CompiledSearch` of so many items, rows an item, steps and answers an item.
+
+    >>> CompiledPlan(1, (), 10, lambda items, width, steps, k: None).size
+    1
+    """
+
+    size: int
+    shape: tuple[Any, ...]
+    most_steps: float
+    make: Callable[[int, int, int, int], Any]
+
+
+class _Kept(NamedTuple):
+    search: CompiledSearch
+    lock: Lock  # its buffers serve one search at a time
+
+
+_kept: WeakKeyDictionary[Any, OrderedDict[Any, _Kept]] = WeakKeyDictionary()
+_lock = Lock()
+
+
+def compiled_search(model: Any, inputs: Any, request: Request) -> Hypotheses | None:
+    """The search in one call, or None where the model has no such form for it, or there are too many rows.
+
+    >>> compiled_search(object(), None, Request(5, 1, 20, 0, 0.0)) is None
+    True
+    """
+    offer = getattr(model, "compiled", None)
+    plan: CompiledPlan | None = None if offer is None else offer(inputs)
+    if plan is None or not 0 < plan.size * request.width <= FEW_ROWS or request.max_length > plan.most_steps:
+        return None
+    items = 1 << (plan.size - 1).bit_length()
+    # Buffers outlive the call: whether the caller records gradients, or nothing at all, must not cling to them.
+    with torch.inference_mode(False), torch.no_grad():
+        kept = _prepared(model, plan, items, request)
+        with kept.lock:
+            kept.search.load(inputs)
+            kept.search.run(
+                *(plan.size, model.bos),
+                eos=model.eos,
+                max_length=request.max_length,
+                min_length=request.min_length,
+                penalty=request.penalty,
+            )
+            return _answers(kept.search.beam, plan.size, model.vocab_size, request.penalty)
+
+
+def _prepared(model: Any, plan: CompiledPlan, items: int, request: Request) -> _Kept:
+    key = (items, plan.shape, request.width, request.k, request.max_length)
+    with _lock:
+        kept = _kept.setdefault(model, OrderedDict())
+        if key not in kept:
+            made = plan.make(items, request.width, request.max_length, request.k)
+            kept[key] = _Kept(made, Lock())
+            while len(kept) > MOST_SHAPES:
+                kept.popitem(last=False)
+        kept.move_to_end(key)
+        return kept[key]
+
+
+def _answers(beam: Beam, count: int, V: int, penalty: float) -> Hypotheses:
+    """The hypotheses of the first ``count`` items, each walked back from its end."""
+    k, width = beam.rank.shape[1], beam.live.shape[1]
+    first = torch.stack((beam.live[:count, 0], beam.rank[:count, 0]), dim=1)
+    bad = ~(first < math.inf).all(dim=1)
+    if bool(bad.any()):
+        raise_not_a_number(bad, torch.arange(count), int(beam.done[:count][bad][0]))
+    scores, finished = beam.score[:count].clone(), beam.score[:count] > -math.inf
+    lengths, rows = torch.zeros(count, k, dtype=torch.long), []
+    done, codes, live = beam.done.tolist(), beam.code.tolist(), beam.live.tolist()
+    history = beam.history[: max(done[:count])].tolist()
+    for item in range(count):
+        ended = int(finished[item].sum())
+        for slot in range(k):
+            code = codes[item][slot]
+            if slot >= ended:  # what is missing is filled up with live rows, in order
+                spare, code = slot - ended, 0
+                if spare < width and live[item][spare] > -math.inf:
+                    scores[item, slot] = live[item][spare]
+                    code = history[done[item] - 1][item][spare] + done[item] * width * V
+            length, place = divmod(code, width * V)
+            row = []
+            for step in range(length - 1, -1, -1):
+                row.append(place % V)
+                place = history[step - 1][item][place // V] if step else 0
+            lengths[item, slot] = length
+            rows.append(row[::-1])
+    longest = max(map(len, rows))
+    tokens = torch.tensor([row + [-1] * (longest - len(row)) for row in rows], dtype=torch.long)
+    optimal = (beam.rank[:count, 0] >= beam.dropped[:count]) & finished[:, 0]
+    optimal = optimal if penalty == 0 else torch.zeros_like(optimal)
+    return Hypotheses(tokens.view(count, k, longest), lengths, scores, finished, optimal)

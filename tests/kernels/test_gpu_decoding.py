@@ -1,0 +1,577 @@
+"""The Triton kernels of a decoding step: for real on a GPU, else through Triton's interpreter in a process of its own.
+
+The interpreter must be chosen before Triton is imported, which other tests may have done already.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from oracles.beams import Book
+from oracles.search import random_table
+from thalweg.inference import TableModel, beam_search
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+RUNS = INTERPRETED or DEVICE == "cuda"
+INF, NAN = math.inf, math.nan
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+if RUNS:
+    from thalweg.kernels.gpu import decode_linear
+    from thalweg.kernels.gpu import decoding as gpu
+
+here_only = pytest.mark.skipif(not RUNS, reason="runs in the interpreter's process")
+
+
+@pytest.mark.skipif(RUNS, reason="this is the interpreter's process, or there is a GPU")
+def test_in_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__]
+    ran = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert " passed" in ran.stdout, ran.stdout
+
+
+# Every launch compiled for Hopper, without a GPU.
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Launches compile to machine code and compute nothing; the names of the kernels that were."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.runtime.jit import JITFunction
+
+    names = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32"}
+    done: set[str] = set()
+
+    def kind(value: object) -> str:
+        if isinstance(value, Tensor):
+            return names[value.dtype]
+        return "fp32" if isinstance(value, float) else "constexpr" if value == 1 else "i32"
+
+    def compile_only(kernel, *arguments, grid, warmup, num_warps: int = 4, num_stages: int = 3, **constants) -> None:
+        given = dict(zip(kernel.arg_names, arguments, strict=False))
+        signature = {name: kind(value) for name, value in given.items()}
+        # A launch makes a constant of every 1, which changes what the kernel is allowed to do with it.
+        constants |= {name: 1 for name, what in signature.items() if what == "constexpr"}
+        fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+        source = ASTSource(kernel, {**signature, **dict.fromkeys(constants, "constexpr")}, fixed)
+        options = {"num_warps": num_warps, "num_stages": num_stages}
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert made.metadata.shared < 227 * 1024, f"{kernel} wants {made.metadata.shared} bytes of shared memory"
+        done.add(kernel.__name__)
+
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 5, 17, 500, 5000])
+def test_layers_compile_for_hopper(rows: int, dtype: torch.dtype, compiled: set[str]) -> None:
+    from thalweg.kernels.gpu import decode_linear, decoding
+
+    def room(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+        return torch.zeros(shape, dtype=kind)
+
+    position, D, F = torch.zeros(1, dtype=torch.long), 12, 600
+    norm = decoding.Norm(room(D), room(D), 1e-5)
+    x, queries, cache = room(rows, D), room(rows, D), room(3, rows, 2, D)
+    decoding.embed(room(rows, kind=torch.long), room(7, D), 2.0, room(3, D), position, x)
+    decoding.embed(room(rows, kind=torch.long), room(7, D), 1.0, None, position, x)
+    decoding.project(x, room(3 * D, D), room(3 * D), queries, cache, position, norm)
+    decoding.rotate(queries, cache, room(3, 2, D // 4, kind=torch.float32), position, 2)
+    decoding.attend_past(queries, cache, room(rows, 3, kind=torch.int32), position, 2, x)
+    decoding.attend_source(queries, room(rows, 5, 2, D), room(rows, kind=torch.long), 2, x)
+    decoding.linear(x, room(D, D), room(D), queries, residual=x, residual_norm=norm)
+    for activation in decode_linear.ACTIVATIONS:
+        gate = (room(F, D), room(F)) if activation == "swiglu" else None
+        decoding.linear(x, room(F, D), room(F), room(rows, F), norm=norm, activation=activation, gate=gate)
+    decoding.linear(room(rows, F), room(D, F), room(D), queries, residual=x)
+    decoding.linear(x, room(7, D), room(7), room(rows, 7, kind=torch.float32), norm=norm)
+    product = "_few" if rows <= 8 else "_linear"
+    assert compiled >= {"_embed", "_past", "_rotate", "_source", product}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize(
+    ("items", "width", "k", "V", "max_length", "eos"),
+    [(1, 1, 1, 7, 1, 3), (3, 5, 2, 100, 20, 1), (2, 4, 4, 4096, 6, None), (2, 2, 1, 1, 4, 0)],
+)
+def test_search_compiles_for_hopper(
+    items: int, width: int, k: int, V: int, max_length: int, eos: int | None, compiled: set[str]
+) -> None:
+    from thalweg.kernels.gpu import decoding
+
+    assert decoding.fits(width, V)
+    beam = decoding.Beam.empty(items, width, k, max_length, torch.device("cpu"))
+    rows = items * width
+    for lineage in (None, torch.zeros(rows, max_length, dtype=torch.int32)):
+        options = {"eos": eos, "max_length": max_length, "min_length": 1, "penalty": 1.0}
+        decoding.advance(beam, torch.zeros(rows, V), lineage, **options)  # type: ignore[arg-type]
+    decoding.trace(beam, V)
+    assert compiled == {"_advance", "_trace"}
+
+
+# Layers, against float64.
+
+
+def assert_close(found: Tensor, wanted: Tensor, tolerance: float = 1e-5) -> None:
+    wanted = wanted.cpu()
+    most = float(wanted.abs().nan_to_num().max())
+    torch.testing.assert_close(found.cpu().double(), wanted, rtol=tolerance, atol=tolerance * most, equal_nan=True)
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def some_norm(size: int, seed: int) -> decode_linear.Norm:
+    return gpu.Norm(normal(size, seed=seed), normal(size, seed=seed + 1), 1e-3)
+
+
+def normed(x: Tensor, norm: decode_linear.Norm | None) -> Tensor:
+    if norm is None:
+        return x.double()
+    away = x.double() - x.double().mean(dim=1, keepdim=True)
+    return (
+        away / (away.square().mean(dim=1, keepdim=True) + norm.eps).sqrt() * norm.weight.double() + norm.bias.double()
+    )
+
+
+def activated(name: str, x: Tensor, gate: Tensor) -> Tensor:
+    if name == "relu":
+        return x.clamp(min=0)
+    if name == "gelu":
+        return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+    return {"none": x, "silu": x * x.sigmoid(), "swiglu": x * gate * gate.sigmoid()}[name]
+
+
+def check_linear(rows: int, inner: int, outer: int, **names: bool | str) -> None:
+    x, weight, bias = normal(rows, inner, seed=1) + 2, normal(outer, inner, seed=2), normal(outer, seed=3)
+    gate = (normal(outer, inner, seed=4), normal(outer, seed=5)) if names.get("activation") == "swiglu" else None
+    norm = some_norm(inner, 6) if names.get("norm") else None
+    residual = normal(rows, outer, seed=8) - 3 if names.get("residual") else None
+    residual_norm = some_norm(outer, 9) if names.get("residual_norm") else None
+    activation = str(names.get("activation", "none"))
+    out = torch.full((rows, outer), NAN, device=DEVICE)
+    found = gpu.linear(
+        *(x, weight, bias, out),
+        norm=norm,
+        activation=activation,
+        gate=gate,
+        residual=residual,
+        residual_norm=residual_norm,
+    )
+    assert found is out
+    read = normed(x, norm)
+    gated = torch.zeros(()) if gate is None else read @ gate[0].double().T + gate[1].double()
+    wanted = activated(activation, read @ weight.double().T + bias.double(), gated)
+    assert_close(out, wanted if residual is None else wanted + normed(residual, residual_norm))
+
+
+ROWS_AND_SIZES = [(1, 7, 5), (5, 300, 7), (5, 600, 3), (12, 9, 6), (17, 150, 37), (17, 5, 7)]
+
+
+@here_only
+@pytest.mark.parametrize(("rows", "inner", "outer"), ROWS_AND_SIZES)
+def test_linear(rows: int, inner: int, outer: int) -> None:
+    few = decode_linear._tiles(rows, inner, outer)[0] is decode_linear._few
+    assert few == (rows <= 16)
+    check_linear(rows, inner, outer)
+    check_linear(rows, inner, outer, norm=True)
+    check_linear(rows, inner, outer, residual=True)
+    check_linear(rows, inner, outer, residual=True, residual_norm=True)
+    check_linear(rows, inner, outer, norm=True, residual=True, residual_norm=True, activation="gelu")
+
+
+@here_only
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "swiglu"])
+@pytest.mark.parametrize("rows", [1, 5, 17])
+def test_linear_with_activations(rows: int, activation: str) -> None:
+    check_linear(rows, 12, 9, activation=activation)
+    check_linear(rows, 12, 9, activation=activation, norm=True, residual=True)
+
+
+@here_only
+def test_statistics_of_rows_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_linear, "_WHOLE", 0)
+    check_linear(5, 300, 7, norm=True)
+    check_linear(5, 9, 20, norm=True, residual=True, residual_norm=True)
+
+
+@here_only
+@pytest.mark.parametrize("rows", [3, 17])
+def test_what_is_not_a_number_stays_so(rows: int) -> None:
+    x, weight, bias = normal(rows, 6), normal(5, 6, seed=1), normal(5, seed=2)
+    for activation in ("none", "relu", "gelu", "silu", "swiglu"):
+        gate = (weight, bias) if activation == "swiglu" else None
+        clean, spoilt = (torch.zeros(rows, 5, device=DEVICE) for _ in range(2))
+        gpu.linear(x, weight, bias, clean, activation=activation, gate=gate)
+        broken = x.clone()
+        broken[1, 2] = NAN
+        gpu.linear(broken, weight, bias, spoilt, activation=activation, gate=gate)
+        assert spoilt[1].isnan().all()
+        assert torch.equal(spoilt[[0, 2]], clean[[0, 2]])
+    low = torch.full((5,), -INF, device=DEVICE)
+    assert (gpu.linear(x, weight, low, clean, activation="relu") == 0).all()
+
+
+@here_only
+def test_linear_in_bfloat16() -> None:
+    half = torch.bfloat16
+    for rows in (3,) if INTERPRETED else (3, 17):  # the interpreter has no matrix product of this type
+        x, weight, bias = normal(rows, 20, dtype=half), normal(7, 20, seed=1, dtype=half), normal(7, seed=2, dtype=half)
+        out = torch.zeros(rows, 7, device=DEVICE)
+        gpu.linear(x, weight, bias, out)
+        assert_close(out, x.double() @ weight.double().T + bias.double())
+        assert gpu.linear(x, weight, bias, out.to(half)).dtype == half
+
+
+@here_only
+@pytest.mark.parametrize("rows", [1, 5, 17])
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_project_writes_its_slab_alone(rows: int, with_norm: bool) -> None:
+    D = 6
+    norm = some_norm(D, 3) if with_norm else None
+    x, weight, bias = normal(rows, D), normal(3 * D, D, seed=1), normal(3 * D, seed=2)
+    queries, cache = torch.zeros(rows, D, device=DEVICE), torch.full((4, rows, 2, D), 7.0, device=DEVICE)
+    gpu.project(x, weight, bias, queries, cache, torch.tensor([2], device=DEVICE), norm)
+    wanted = normed(x, norm) @ weight.double().T + bias.double()
+    assert_close(queries, wanted[:, :D])
+    assert_close(cache[2].flatten(1), wanted[:, D:])
+    assert (cache[[0, 1, 3]] == 7).all()
+
+
+@here_only
+def test_embed() -> None:
+    tokens = torch.tensor([4, 0, 4], device=DEVICE)
+    table, positions, out = normal(5, 6), normal(9, 6, seed=1), torch.zeros(3, 6, device=DEVICE)
+    place = torch.tensor([8], device=DEVICE)
+    assert_close(
+        gpu.embed(tokens, table, 2.5, positions, place, out), 2.5 * table[tokens].double() + positions[8].double()
+    )
+    assert_close(gpu.embed(tokens, table, 1.0, None, place, out), table[tokens].double())
+
+
+def attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
+    """By the definition: query (D,), keys and values (n, D)."""
+    parts = []
+    for q, k, v in zip(*(part.double().chunk(heads, dim=-1) for part in (query, keys, values)), strict=True):
+        parts.append((k @ q / math.sqrt(len(q))).softmax(0) @ v)
+    return torch.cat(parts)
+
+
+@here_only
+@pytest.mark.parametrize("position", [0, 3, 15, 20])
+def test_attention_to_the_past(position: int) -> None:
+    R, T, D, heads = 4, 24, 6, 2
+    queries, cache = normal(R, D), normal(T, R, 2, D, seed=1)
+    lineage = torch.randint(0, R, (R, T), generator=torch.Generator().manual_seed(position)).int().to(DEVICE)
+    lineage[1] = lineage[0]  # two rows with one past
+    lineage[:, position] = torch.arange(R)
+    cache[position + 1 :] = NAN
+    for s in range(position + 1):
+        cache[s, [r for r in range(R) if r not in lineage[:, s].tolist()]] = NAN
+    out = torch.zeros(R, D, device=DEVICE)
+    gpu.attend_past(queries, cache, lineage, torch.tensor([position], device=DEVICE), heads, out)
+    steps = torch.arange(position + 1)
+    for r in range(R):
+        past = cache[steps, lineage[r, : position + 1].long()]
+        assert_close(out[r], attention(queries[r], past[:, 0], past[:, 1], heads))
+
+
+@here_only
+def test_attention_to_sources() -> None:
+    A, W, S, D, heads = 4, 2, 20, 6, 2
+    lengths = torch.tensor([1, 5, 20, 0], device=DEVICE)
+    queries, memory = 3 * normal(A * W, D), normal(A, S, 2, D, seed=1)
+    memory[torch.arange(S, device=DEVICE) >= lengths[:, None]] = NAN
+    out = gpu.attend_source(queries, memory, lengths, heads, torch.ones(A * W, D, device=DEVICE))
+    for r in range(A * W):
+        length = int(lengths[r // W])
+        seen = memory[r // W, :length]
+        wanted = attention(queries[r], seen[:, 0], seen[:, 1], heads) if length else torch.zeros(D).double()
+        assert_close(out[r], wanted)
+
+
+@here_only
+def test_rotation_is_a_product_of_complex_numbers() -> None:
+    R, T, heads, size = 3, 4, 2, 6
+    angles = normal(T, size // 2, seed=2)
+    table = torch.stack((angles.cos(), angles.sin()), dim=1).contiguous()
+    queries, cache = normal(R, heads * size), normal(T, R, 2, heads * size, seed=1)
+    before, kept = queries.clone(), cache.clone()
+    gpu.rotate(queries, cache, table, torch.tensor([2], device=DEVICE), heads)
+    turn = torch.polar(torch.ones(size // 2, dtype=torch.float64), angles[2].cpu().double())
+
+    def turned(x: Tensor) -> Tensor:
+        low, high = x.cpu().double().unflatten(1, (heads, 2, size // 2)).unbind(2)
+        y = torch.complex(low, high) * turn
+        return torch.stack((y.real, y.imag), dim=2).flatten(1)
+
+    assert_close(queries, turned(before))
+    assert_close(cache[2, :, 0], turned(kept[2, :, 0]))
+    cache[2, :, 0] = kept[2, :, 0]
+    assert torch.equal(cache, kept)
+
+
+# The search, against plain Python.
+
+
+class Run:
+    """A search over tables, one an item: kernels choose, Python looks up what follows each row."""
+
+    def __init__(
+        self, tables, *, vocab, eos, width, k, max_length, min_length=0, penalty=0.0, shift=1.0, broken=False
+    ) -> None:
+        self.tables, self.vocab, self.width, self.shift, self.broken = tables, vocab, width, shift, broken
+        self.beam = gpu.Beam.empty(len(tables), width, k, max_length, torch.device(DEVICE))
+        self.lineage = torch.zeros(len(tables) * width, max_length, dtype=torch.int32, device=DEVICE)
+        self.options = {"eos": eos, "max_length": max_length, "min_length": min_length, "penalty": penalty}
+        rows = range(len(tables) * width)
+        self.prefixes, self.pasts = [() for _ in rows], [[row] for row in rows]
+        self.lineage[:, 0] = torch.arange(len(rows))
+        gpu.start(self.beam, torch.tensor([len(tables)], dtype=torch.int32, device=DEVICE), 0)
+        while int(self.beam.remaining):
+            self.step()
+        self.tokens, self.lengths, self.scores, self.finished = (x.cpu() for x in gpu.trace(self.beam, vocab))
+
+    def logits(self) -> Tensor:
+        rows = torch.full((len(self.prefixes), self.vocab), -INF)
+        for row, prefix in enumerate(self.prefixes):
+            for symbol, value in self.tables[row // self.width].get(prefix, {}).items():
+                rows[row, symbol] = value + self.shift * row  # a constant must not matter
+        return rows.to(DEVICE)
+
+    def step(self) -> None:
+        beam, going = self.beam, (self.beam.done == 0).tolist()
+        step = int(beam.position) + 1
+        gpu.advance(beam, self.logits(), self.lineage, **self.options)
+        beam.position.add_(1)
+        parents = list(range(len(self.prefixes))) if self.broken else beam.parents.tolist()
+        follow = [going[row // self.width] for row in range(len(parents))]
+        fed = zip(parents, beam.tokens.tolist(), strict=True)
+        moved = [(*self.prefixes[parent], symbol) for parent, symbol in fed]
+        pasts = [[*self.pasts[parent], row] for row, parent in enumerate(parents)]
+        self.prefixes = [new if go else old for new, old, go in zip(moved, self.prefixes, follow, strict=True)]
+        self.pasts = [new if go else old for new, old, go in zip(pasts, self.pasts, follow, strict=True)]
+        for row, past in enumerate(self.pasts):
+            if follow[row] and step < self.lineage.size(1) and not self.broken:
+                assert self.lineage[row, : step + 1].tolist() == past
+
+    def answers(self, item: int) -> list[tuple[tuple[int, ...], float, bool]]:
+        found = []
+        for slot, length in enumerate(self.lengths[item].tolist()):
+            column = self.tokens[:, item, slot].tolist()
+            assert column[length:] == [-1] * (len(column) - length)
+            if length:
+                found.append((tuple(column[:length]), float(self.scores[item, slot]), bool(self.finished[item, slot])))
+            else:
+                assert self.scores[item, slot] == -INF
+                assert not self.finished[item, slot]
+        return found
+
+    def proved(self, item: int) -> bool:
+        beam = self.beam
+        best = bool(self.finished[item, 0]) and bool(beam.rank[item, 0] >= beam.dropped[item])
+        return best and self.options["penalty"] == 0
+
+
+def agrees(run: Run, item: int, book: Book) -> bool:
+    found = run.answers(item)
+    return len(found) == len(book.hypotheses) and all(
+        a[0] == b[0] and a[2] == b[2] and math.isclose(a[1], b[1], rel_tol=1e-5, abs_tol=1e-5)
+        for a, b in zip(found, book.hypotheses, strict=True)
+    )
+
+
+def check_search(tables, *, ties: bool = False, **options) -> Run:
+    """Answers, proofs and what was let go of; of equal scores the ordinary search may let go of others."""
+    run = Run(tables, **options, shift=0.0 if ties else 1.0)
+    vocab = options.pop("vocab")
+    # Symbol `vocab` stands for bos, so that all the others may be anything.
+    model = TableModel(tables, vocab_size=vocab + 1, bos=vocab, eos=options["eos"])
+    names = {"width": options["width"], "k": options["k"], "max_length": options["max_length"]}
+    least, penalty = options.get("min_length", 0), options.get("penalty", 0.0)
+    ordinary = beam_search(model, torch.arange(len(tables)), **names, min_length=least, length_penalty=penalty)
+    for item, table in enumerate(tables):
+        book = Book(table, **options)
+        assert agrees(run, item, book), (run.answers(item), book.hypotheses)
+        assert run.proved(item) == book.proved
+        assert ties or book.proved == bool(ordinary.optimal[item])
+        dropped = float(run.beam.dropped[item])
+        if options["eos"] is None:  # all end together, the best first: nothing hangs on it
+            continue
+        if int(run.beam.done[item]) == options["max_length"]:
+            assert dropped == book.dropped or math.isclose(dropped, book.dropped, rel_tol=1e-5, abs_tol=1e-5)
+        else:  # the book goes on
+            assert dropped <= book.dropped + 1e-5
+    return run
+
+
+def tables_of(seed: int, count: int, *, eos: int | None = 0, vocab: int = 5, depth: int = 3, scale: float = 1.0, **kw):
+    """Random tables, with eos more (below 0: never) or less probable from item to item."""
+    made = []
+    for item in range(count):
+        table = random_table(seed + item, vocab=vocab, eos=eos, depth=depth, **kw)
+        rng = random.Random(seed + item)
+        for prefix, row in table.items():
+            weights = {
+                v: math.exp(value) * (scale * rng.random() * (item + 1) if v == eos else 1.0)
+                for v, value in row.items()
+            }
+            total = sum(weights.values())
+            table[prefix] = {v: math.log(w / total) for v, w in weights.items() if w}
+        made.append(table)
+    return made
+
+
+BASIC = {"vocab": 5, "eos": 0, "width": 3, "k": 3, "max_length": 3}
+
+
+@here_only
+@pytest.mark.parametrize("penalty", [-0.5, 0.0, 1.0])
+@pytest.mark.parametrize("least", [0, 3])
+def test_search_with_penalties_and_least_lengths(penalty: float, least: int) -> None:
+    check_search(tables_of(int(10 * penalty) + 20, 2), **BASIC, min_length=least, penalty=penalty)
+
+
+@here_only
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"k": 1},
+        {"width": 1, "k": 1},
+        {"width": 4, "k": 2, "eos": 4},
+        {"eos": None},
+        {"eos": None, "max_length": 1, "k": 2},
+        {"eos": None, "penalty": 1.0, "k": 2},
+        {"max_length": 1},
+        {"vocab": 3, "width": 5, "k": 5, "eos": 1},
+        {"vocab": 3, "width": 5, "k": 4, "eos": 2, "penalty": -0.5},
+        {"vocab": 7, "width": 2, "k": 2, "max_length": 2},
+    ],
+    ids=str,
+)
+def test_search_of_every_shape(changes: dict[str, object]) -> None:
+    options = BASIC | changes
+    check_search(tables_of(3, 2, eos=options["eos"], vocab=options["vocab"]), **options)  # type: ignore[arg-type]
+
+
+@here_only
+def test_ends_at_once_or_never() -> None:
+    soon, never = tables_of(1, 1, scale=400.0), tables_of(2, 1, scale=0.0)
+    run = check_search(soon + never, **BASIC | {"k": 1})
+    assert run.beam.done.tolist() == [1, 3]
+    assert run.finished.tolist() == [[True], [False]]
+
+
+@here_only
+def test_impossible_symbols_leave_dead_rows() -> None:
+    tables = [
+        {prefix: row or {1: 0.0} for prefix, row in table.items()} for table in tables_of(5, 2, impossible=0.5, vocab=4)
+    ]
+    tables[0][()] = {1: 0.0}  # one way out of the first step
+    check_search(tables, **BASIC | {"vocab": 4})
+
+
+@here_only
+def test_of_equal_scores_the_earlier_row_and_the_lower_symbol_come_first() -> None:
+    even = {v: -math.log(4) for v in range(4)}
+    table = {(): even} | {(v,): even for v in range(1, 4)}
+    run = check_search([table], ties=True, **BASIC | {"vocab": 4, "max_length": 2})
+    assert [found[0] for found in run.answers(0)] == [(0,), (1, 0), (1, 1)]
+
+
+@here_only
+def test_a_better_end_that_the_last_step_lets_go_of_is_no_proof() -> None:
+    log = math.log
+    last = {0: log(0.165), **{v: log(0.167) for v in range(1, 6)}}  # (1, 0) is better than (0,), but ranks sixth
+    table = {(): {0: log(0.1), 1: log(0.8), 2: log(0.1)}, (1,): last, (2,): last}
+    run = Run([table], vocab=6, eos=0, width=2, k=1, max_length=2)
+    assert run.answers(0)[0][0] == (0,)
+    assert not run.proved(0)
+    assert math.isclose(float(run.beam.dropped[0]), log(0.8 * 0.165), rel_tol=1e-5)
+    # What can no longer end is no objection: after the last step it is no hypothesis.
+    table[1,] = {0: log(1e-9), **{v: log((1 - 1e-9) / 5) for v in range(1, 6)}}
+    table[2,] = table[1,]
+    run = Run([table], vocab=6, eos=0, width=2, k=1, max_length=2)
+    assert run.proved(0)
+
+
+@here_only
+def test_items_that_are_done_stay_as_they_are() -> None:
+    beam = gpu.Beam.empty(3, 2, 1, 4, torch.device(DEVICE))
+    gpu.start(beam, torch.tensor([2], dtype=torch.int32, device=DEVICE), 0)
+    assert beam.done.tolist() == [0, 0, 1]
+    logits = normal(6, 5)
+    logits[:2, 3] = 20.0  # the first item ends at once
+    logits[2:, 3] = -20.0
+    options = {"eos": 3, "max_length": 4, "min_length": 0, "penalty": 0.0}
+    lineage = torch.zeros(6, 4, dtype=torch.int32, device=DEVICE)
+
+    def of_done() -> list[Tensor]:
+        by_item = [x.unflatten(0, (3, 2)) for x in (beam.tokens, beam.parents, lineage)]
+        columns = [*by_item, beam.live, beam.rank, beam.score, beam.code, beam.dropped, beam.done]
+        return [x[[0, 2]].clone() for x in columns] + [beam.history[:, [0, 2]].clone()]
+
+    gpu.advance(beam, logits, lineage, **options)  # type: ignore[arg-type]
+    beam.position.add_(1)
+    assert (beam.done.tolist(), beam.remaining.tolist()) == ([1, 0, 1], [1])
+    before = of_done()
+    logits[[0, 1, 4, 5]] = NAN
+    gpu.advance(beam, logits, lineage, **options)  # type: ignore[arg-type]
+    assert all(torch.equal(a, b) for a, b in zip(before, of_done(), strict=True))
+    assert (beam.done.tolist(), beam.remaining.tolist()) == ([1, 0, 1], [1])
+    assert (beam.live[1] > -INF).all()
+
+
+@here_only
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("eos", [0, 2, None])
+@pytest.mark.parametrize("wrong", [NAN, INF])
+def test_what_is_not_a_number_stops_its_item_and_stays_to_be_found(eos: int | None, wrong: float) -> None:
+    beam = gpu.Beam.empty(2, 2, 1, 1, torch.device(DEVICE))
+    gpu.start(beam, torch.tensor([2], dtype=torch.int32, device=DEVICE), 0)
+    logits = normal(4, 3)
+    logits[0, 1] = wrong
+    gpu.advance(beam, logits, None, eos=eos, max_length=1, min_length=0, penalty=0.0)
+    assert beam.done.tolist() == [1, 1]
+    assert beam.live[0, 0].isnan()
+    assert not beam.live[1, 0].isnan()
+
+
+@here_only
+def test_the_oracle_can_fail() -> None:
+    tables = tables_of(20, 3, eos=None)
+    options = BASIC | {"eos": None, "k": 1}
+    book = {name: value for name, value in options.items() if name != "vocab"}
+    books = [Book(table, **book) for table in tables]
+    # Rows keep their own past, whatever row was chosen.
+    for broken in (False, True):
+        run = Run(tables, **options, broken=broken)
+        assert all(agrees(run, item, book) for item, book in enumerate(books)) != broken
