@@ -163,3 +163,18 @@ def test_wrong_arguments():
 def test_wrong_prefix(prefix, message):
     with pytest.raises((ShapeError, ConfigError), match=message):
         beam_search(countdown(2), which(0), width=2, max_length=3, prefix=prefix)
+
+
+def test_an_end_far_down_the_last_ranks_is_not_forgotten_by_the_proof() -> None:
+    """At the last step eos may stand behind more symbols than the beam looks at; what it ends may still be the best."""
+    log = math.log
+    table = {
+        (): {1: log(0.8), 0: log(0.1), 2: log(0.05), 3: log(0.05)},
+        (1,): {**{symbol: log(0.167) for symbol in range(1, 6)}, 0: log(0.165)},
+        (2,): {0: log(0.001)},
+        (3,): {0: log(0.001)},
+    }
+    model = TableModel(table, vocab_size=6, bos=5, eos=0)
+    found = beam_search(model, torch.tensor([0]), width=2, max_length=2, k=1)
+    assert found.sequences() == [[[0]]]
+    assert not bool(found.optimal)

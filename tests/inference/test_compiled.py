@@ -18,8 +18,9 @@ from torch import Tensor
 from thalweg.energies import Transformer, TransformerConfig
 from thalweg.errors import ThalwegError
 from thalweg.inference import Hypotheses, beam_search, greedy
+from thalweg.inference import compiled as module
 from thalweg.inference.captured import Request
-from thalweg.inference.compiled import FEW_ROWS, compiled_search
+from thalweg.inference.compiled import compiled_search
 from thalweg.layers.padded import Padded
 from thalweg.layers.reduced import reduce_precision
 
@@ -132,7 +133,7 @@ def test_features_and_other_sizes() -> None:
     assert_same(compiled(model, sources(4, 1), WISHES[1]), ordinary(model, sources(4, 1), WISHES[1]))
 
 
-def test_the_public_searches_take_it_for_few_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_public_searches_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from thalweg.inference import beam, search
 
     asked: list[bool] = []
@@ -147,8 +148,29 @@ def test_the_public_searches_take_it_for_few_rows_only(monkeypatch: pytest.Monke
     model = model_of(SMALL)
     beam_search(model, sources(3), width=5, max_length=4)
     greedy(model, sources(3, 4), max_length=4)
-    beam_search(model, sources(*[3] * FEW_ROWS), width=2, max_length=4)
-    assert asked == [True, True, False]
+    beam_search(model, sources(3), width=5, max_length=4, return_tree=True)  # a wish that only the ordinary one knows
+    assert asked == [True, True]
+
+
+def test_many_rows_that_end_at_all_times(threads: int) -> None:
+    """Panels of weights, rows given up by items that are done, and items past the batch up to a power of two."""
+    draw = torch.Generator().manual_seed(4)
+    lengths = torch.randint(1, 9, (70,), generator=draw).tolist()
+    config = replace(SMALL, width=32, heads=4, feedforward=48, tied=False)
+    model, source = model_of(config, seed=3), sources(*lengths)
+    with torch.no_grad():
+        model.target_embedding.weight.mul_(2)  # so that what was said changes what comes
+    for wish in ({"width": 1, "max_length": 9}, {"width": 3, "k": 2, "max_length": 9}):
+        found = compiled(model, source, wish)
+        assert len(set(found.lengths[:, 0].tolist())) > 2
+        assert_same(found, ordinary(model, source, wish))
+
+
+def test_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, source = model_of(SMALL), sources(3, 2, 7, 1, 5)
+    whole = compiled(model, source, WISHES[1])
+    monkeypatch.setattr(module, "ROOM", 2 * 3 * 6 * 8 * 24 * 2)  # two items
+    assert_same(compiled(model, source, WISHES[1]), whole)
 
 
 def test_greedy_equals_the_ordinary_one() -> None:

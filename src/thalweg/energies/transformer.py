@@ -379,7 +379,7 @@ class Transformer(nn.Module):
         return plan(self, inputs)
 
     def compiled(self, inputs: Padded) -> CompiledPlan | None:
-        """How a CPU would search few inputs in one compiled call; None where it cannot, and on a GPU."""
+        """How a CPU would search these in one compiled call; None where it cannot, and on a GPU."""
         from thalweg.energies.transformer_compiled import plan
 
         return plan(self, inputs)

@@ -1,4 +1,4 @@
-"""A Transformer as a list of operations on buffers, for searches with few rows in one compiled call."""
+"""A Transformer as a list of operations on buffers, for searches in one compiled call."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from thalweg.layers.reduced import ReducedLinear
 from thalweg.layers.transformer import TransformerLayer
 
 __all__ = ["CompiledTransformer"]
+
+MANY_ROWS = 32  # from here on it pays to lay weights out in panels for every search
 
 
 class CompiledTransformer:
@@ -40,7 +42,6 @@ class CompiledTransformer:
         self.rows, self.places = items * width, places
         self.beam = Beam.empty(items, width, k, capacity, torch.device("cpu"))
         self.lineage = torch.zeros(self.rows, capacity, dtype=torch.long)
-        self.lineage[:, 0] = torch.arange(self.rows)
         self.lengths = torch.ones(items, dtype=torch.long)
         self.sources = torch.arange(items).repeat_interleave(places)  # of every place
         self.items = torch.arange(items).repeat_interleave(width)  # of every row
@@ -56,9 +57,10 @@ class CompiledTransformer:
             turns = model.rotary_turns(reach, torch.arange(reach))
             assert turns is not None
             self.angles = tuple(part.contiguous() for part in turns)
+        self.packed: dict[Tensor, Tensor] = {}
         before, each = self._encoder(model), self._decoder(model, capacity)
         self.search = self.ops.Search(
-            kind, before, items * places, each, self.rows, self.beam, self.logits, self.lineage
+            kind, before, items * places, each, self.rows, self.beam, self.logits, self.lineage, self.items
         )
 
     @staticmethod
@@ -85,6 +87,8 @@ class CompiledTransformer:
         self.positions.view(-1, self.places)[:B, :S] = positions
         self.lengths[:B] = source.lengths
         self.lengths[B:] = 1
+        for weight, panels in self.packed.items():  # the weights may have changed
+            self.ops.pack(weight.detach(), panels)
         bias = model.never + model.unread
         torch.add(bias, model.output.bias, out=self.bias) if model.output.bias is not None else self.bias.copy_(bias)
 
@@ -97,9 +101,12 @@ class CompiledTransformer:
         reduced = isinstance(layer, ReducedLinear)
         weight, scale = (layer.stored, layer.scale) if reduced else (layer.weight, None)
         bias = layer.bias if bias is None else bias
-        outer, inner = weight.shape
+        (outer, inner), kind = weight.shape, self.ops.LINEAR
+        if not reduced and len(x) > MANY_ROWS and outer % self.ops.PANEL == 0:
+            kind, own = self.ops.PANELS, weight
+            weight = self.packed.setdefault(own, self.ops.pack(own.detach()))
         return (
-            *(self.ops.LINEAR, out, out.stride(0) * 4, x, x.stride(0) * 4, weight.detach(), inner, outer),
+            *(kind, out, out.stride(0) * 4, x, x.stride(0) * 4, weight.detach(), inner, outer),
             *(0 if scale is None else scale, 0 if bias is None else bias.detach(), int(relu)),
         )
 
@@ -220,7 +227,7 @@ class _Streams:
 
 
 def plan(model: Transformer, source: Padded) -> CompiledPlan | None:
-    """How the model would search few sources in one call, or None where it cannot.
+    """How the model would search the sources in one call, or None where it cannot.
 
     >>> plan.__name__
     'plan'
@@ -239,4 +246,8 @@ def plan(model: Transformer, source: Padded) -> CompiledPlan | None:
     def make(items: int, width: int, capacity: int, k: int) -> CompiledTransformer:
         return CompiledTransformer(model, items, width, places, capacity, k)
 
-    return CompiledPlan(source.size, (places, kind, where, torch.get_num_threads()), most, make)
+    def part(first: int, last: int) -> Padded:
+        return Padded(*(piece[first:last] for piece in source))
+
+    shape, past = (places, kind, where, torch.get_num_threads()), 8 * config.width * config.decoder_layers
+    return CompiledPlan(source.size, shape, most, past, make, part)

@@ -159,10 +159,12 @@ class Search:
         finished = top[:, :width].masked_fill(others[:, :width], -math.inf)
         pool = self.finish(pool, finished, codes[:, :width], step)
         lost = []
-        if top.size(1) > width and charge is None:
+        if charge is None and step == self.rules.max_length:
+            # Here eos alone makes a hypothesis, wherever it stands; none of those kept is better than the best.
+            lost.append(Lost(total.unflatten(1, (-1, self.V))[:, :, eos]))
+        elif charge is None and top.size(1) > width:
             lost.append(Lost(top[:, width:], others[:, width:]))
-            if step < self.rules.max_length:  # at the last step only eos makes a hypothesis
-                lost.append(Lost(live[:, width:]))
+            lost.append(Lost(live[:, width:]))
         ended = None
         if self.marked:
             ended = ~others & (torch.arange(top.size(1), device=top.device) < width)

@@ -1,4 +1,4 @@
-"""Search with few rows on the CPU in one compiled call, for models that offer it (``model.compiled``).
+"""Search on the CPU in one compiled call, for models that offer it (``model.compiled``).
 
 Results are those of :func:`~thalweg.inference.beam_search`.
 """
@@ -15,13 +15,13 @@ from weakref import WeakKeyDictionary
 import torch
 
 from thalweg.inference.captured import Request
-from thalweg.inference.hypotheses import Hypotheses, raise_not_a_number
+from thalweg.inference.hypotheses import Hypotheses, joined, raise_not_a_number
 from thalweg.kernels.fixed_beam import Beam
 
 __all__ = ["CompiledPlan", "CompiledSearch", "compiled_search"]
 
-FEW_ROWS = 16  # with more, rows that finish are better dropped, and a matrix library multiplies faster
-MOST_SHAPES = 16  # searches kept ready for each model
+ROOM = 1 << 27  # bytes that the past of all rows may take; a larger batch is searched in pieces
+MOST_SHAPES = 8  # searches kept ready for each model
 
 
 class CompiledSearch(Protocol):
@@ -48,16 +48,20 @@ class CompiledPlan(NamedTuple):
         size: number of inputs B.
         shape: what else decides the shape, as a key: searches are kept under it.
         most_steps: steps that the model can take.
+        bytes: what is kept of a row's step.
         make: a :class:`CompiledSearch` of so many items, rows an item, steps and answers an item.
+        part: the inputs first ... last - 1.
 
-    >>> CompiledPlan(1, (), 10, lambda items, width, steps, k: None).size
+    >>> CompiledPlan(1, (), 10, 8, lambda items, width, steps, k: None, lambda first, last: None).size
     1
     """
 
     size: int
     shape: tuple[Any, ...]
     most_steps: float
+    bytes: int
     make: Callable[[int, int, int, int], Any]
+    part: Callable[[int, int], Any]
 
 
 class _Kept(NamedTuple):
@@ -70,29 +74,38 @@ _lock = Lock()
 
 
 def compiled_search(model: Any, inputs: Any, request: Request) -> Hypotheses | None:
-    """The search in one call, or None where the model has no such form for it, or there are too many rows.
+    """The search in one call, or None where the model has no such form for it.
 
     >>> compiled_search(object(), None, Request(5, 1, 20, 0, 0.0)) is None
     True
     """
     offer = getattr(model, "compiled", None)
     plan: CompiledPlan | None = None if offer is None else offer(inputs)
-    if plan is None or not 0 < plan.size * request.width <= FEW_ROWS or request.max_length > plan.most_steps:
+    if plan is None or not plan.size or request.max_length > plan.most_steps:
         return None
-    items = 1 << (plan.size - 1).bit_length()
+    fitting = max(1, ROOM // (plan.bytes * request.max_length * request.width))
+    most = 1 << (fitting.bit_length() - 1)
     # Buffers outlive the call: whether the caller records gradients, or nothing at all, must not cling to them.
     with torch.inference_mode(False), torch.no_grad():
-        kept = _prepared(model, plan, items, request)
-        with kept.lock:
-            kept.search.load(inputs)
-            kept.search.run(
-                *(plan.size, model.bos),
-                eos=model.eos,
-                max_length=request.max_length,
-                min_length=request.min_length,
-                penalty=request.penalty,
-            )
-            return _answers(kept.search.beam, plan.size, model.vocab_size, request.penalty)
+        if plan.size <= most:
+            return _run(model, plan, inputs, 0, plan.size, request)
+        pieces = ((first, min(first + most, plan.size)) for first in range(0, plan.size, most))
+        return joined([_run(model, plan, plan.part(*piece), *piece, request) for piece in pieces])
+
+
+def _run(model: Any, plan: CompiledPlan, inputs: Any, first: int, last: int, request: Request) -> Hypotheses:
+    count = last - first
+    kept = _prepared(model, plan, 1 << (count - 1).bit_length(), request)
+    with kept.lock:
+        kept.search.load(inputs)
+        kept.search.run(
+            *(count, model.bos),
+            eos=model.eos,
+            max_length=request.max_length,
+            min_length=request.min_length,
+            penalty=request.penalty,
+        )
+        return _answers(kept.search.beam, first, count, model.vocab_size, request.penalty)
 
 
 def _prepared(model: Any, plan: CompiledPlan, items: int, request: Request) -> _Kept:
@@ -108,13 +121,13 @@ def _prepared(model: Any, plan: CompiledPlan, items: int, request: Request) -> _
         return kept[key]
 
 
-def _answers(beam: Beam, count: int, V: int, penalty: float) -> Hypotheses:
-    """The hypotheses of the first ``count`` items, each walked back from its end."""
+def _answers(beam: Beam, start: int, count: int, V: int, penalty: float) -> Hypotheses:
+    """The hypotheses of the first ``count`` items, each walked back from its end; the first has number ``start``."""
     k, width = beam.rank.shape[1], beam.live.shape[1]
     first = torch.stack((beam.live[:count, 0], beam.rank[:count, 0]), dim=1)
     bad = ~(first < math.inf).all(dim=1)
     if bool(bad.any()):
-        raise_not_a_number(bad, torch.arange(count), int(beam.done[:count][bad][0]))
+        raise_not_a_number(bad, torch.arange(start, start + count), int(beam.done[:count][bad][0]))
     scores, finished = beam.score[:count].clone(), beam.score[:count] > -math.inf
     lengths, rows = torch.zeros(count, k, dtype=torch.long), []
     done, codes, live = beam.done.tolist(), beam.code.tolist(), beam.live.tolist()

@@ -1,4 +1,4 @@
-"""Greedy and beam search over a Transformer with few rows, from the encoder to the last symbol, in one compiled call.
+"""Greedy and beam search over a Transformer, from the encoder to the last symbol, in one compiled call.
 
 With one word to answer, a step is some hundred microseconds of reading weights; calling the parts of a step one by one
 takes longer than that. Here the model is a list of operations on addresses (the names below are their kinds), the
@@ -32,10 +32,27 @@ from thalweg.kernels.cpu.decode_memory import (
 )
 from thalweg.kernels.cpu.decoding import attend_rows_past, attend_rows_source, norm_at
 from thalweg.kernels.cpu.few_rows import rows_by_weights
+from thalweg.kernels.cpu.panels import PANEL, pack, rows_by_panels
 from thalweg.kernels.cpu.threads import Entry, enter
 from thalweg.kernels.fixed_beam import Beam
 
-__all__ = ["EMBED", "GELU", "LINEAR", "NORM", "PAST", "ROTATE", "SCALE", "SILU", "SOURCE", "STORE", "SWIGLU", "Search"]
+__all__ = [
+    "EMBED",
+    "GELU",
+    "LINEAR",
+    "NORM",
+    "PANEL",
+    "PANELS",
+    "PAST",
+    "ROTATE",
+    "SCALE",
+    "SILU",
+    "SOURCE",
+    "STORE",
+    "SWIGLU",
+    "Search",
+    "pack",
+]
 
 _options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
 
@@ -51,9 +68,11 @@ _options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"
     STORE,   # from, its stride, cache of the layer, its rows, numbers a row
     EMBED,   # out, tokens, table, width, scale, vectors of positions
     ROTATE,  # x, its stride, heads, size of one, cosines, sines, positions of the rows or 0 for that of the step
-) = range(11)
+    PANELS,  # as LINEAR, the weights packed in panels
+) = range(12)
 # fmt: on
 _PARTS, _LEAST = 2, 30_000  # parts of a product for each thread, unless they had fewer weights than that
+_BLOCK = 64  # rows
 WORDS = 12  # of an operation: its kind, how many parts it has, and what it works on
 
 # fmt: off
@@ -62,9 +81,11 @@ WORDS = 12  # of an operation: its kind, how many parts it has, and what it work
     BEFORE, BEFORE_COUNT, BEFORE_ROWS,  # operations of the encoder
     EACH, EACH_COUNT, EACH_ROWS,  # operations of a step
     ITEMS, WIDTH, KEPT, SYMBOLS, EOS, MOST, LEAST, PENALTY, CAPACITY,
-    LOGITS, TOKENS, LIVE, RANK, SCORE, CODE, HISTORY, DROPPED, ENDED, LINEAGE, REMAINING, ROOM,
-    LINEARLY, OTHERWISE,  # addresses of what performs products, and all else
-) = range(31)
+    LOGITS, TOKENS, LIVE, RANK, SCORE, CODE, HISTORY, DROPPED, ENDED, LINEAGE, ROOM,
+    LEFT, ORDER, SOURCES,  # how many items are not done, which they are, and the item of every row
+    SHARES,  # parts of a step of the search
+    LINEARLY, PANELLED, OTHERWISE,  # addresses of what performs products of either kind, and all else
+) = range(35)
 # fmt: on
 
 
@@ -78,10 +99,27 @@ def _linear(op, rows, part, parts, example, size):
     if part == parts - 1:
         high = outer
     scale, bias = scale + low * 4 if scale else 0, bias + low * 4 if bias else 0
-    rows_by_weights(
-        *(out + low * 4, out_stride, x, x_stride, rows, weight + low * inner * size, inner, high - low),
-        *(scale, bias, relu, example, size),
-    )
+    for first in range(0, rows, _BLOCK):  # rows that the nearest caches hold while the weights go by
+        rows_by_weights(
+            *(out + first * out_stride + low * 4, out_stride, x + first * x_stride, x_stride),
+            *(min(_BLOCK, rows - first), weight + low * inner * size, inner, high - low),
+            *(scale, bias, relu, example, size),
+        )
+
+
+def _panels(op, rows, t, part, parts):
+    """One part of a product with weights in panels."""
+    out, out_stride, x, x_stride = index_at(op, 2), index_at(op, 3), index_at(op, 4), index_at(op, 5)
+    weight, inner, outer = index_at(op, 6), index_at(op, 7), index_at(op, 8)
+    bias, relu = index_at(op, 10), index_at(op, 11)
+    low, high = outer // PANEL * part // parts, outer // PANEL * (part + 1) // parts
+    if bias:
+        bias += low * PANEL * 4
+    for first in range(0, rows, _BLOCK):
+        rows_by_panels(
+            *(out + first * out_stride + low * PANEL * 4, out_stride, x + first * x_stride, x_stride),
+            *(min(_BLOCK, rows - first), weight + low * PANEL * inner * 4, inner, high - low, bias, relu),
+        )
 
 
 def _linear_single(op, rows, t, part, parts):
@@ -102,44 +140,45 @@ def _perform(op, rows, t, part, parts):
     a, b, c = index_at(op, 2), index_at(op, 3), index_at(op, 4)
     d, e, f = index_at(op, 5), index_at(op, 6), index_at(op, 7)
     g, h, i, j = index_at(op, 8), index_at(op, 9), index_at(op, 10), index_at(op, 11)
+    low, high = rows * part // parts, rows * (part + 1) // parts
     if kind == NORM:
-        for r in range(rows):
+        for r in range(low, high):
             row = r * h * 4
             norm_at(c + row, d + row, e, f, float_of(g), h, b + row, a + row)
     elif kind == PAST:
         width = h * i
-        attend_rows_past(a, b, c, d, e * 2 * width, 2 * width, width, f, g, t + 1, e, h, i, 0, 0, rows)
+        attend_rows_past(a, b, c, d, e * 2 * width, 2 * width, width, f, g, t + 1, e, h, i, 0, low, high)
     elif kind == SOURCE:
         heads, each = j >> 32, j & 0xFFFFFFFF
-        attend_rows_source(a, b, c, d, e, f, heads * each, g, h, i, 1 << 62, heads, each, 0, 0, rows)
+        attend_rows_source(a, b, c, d, e, f, heads * each, g, h, i, 1 << 62, heads, each, 0, low, high)
     elif kind == SCALE:
         factor = float_of(d)
-        for r in range(rows):
+        for r in range(low, high):
             for n in range(c):
                 put_float(a + r * b, n, float_at(a + r * b, n) * factor)
     elif kind == GELU:
-        gelu_at(a, rows * b)
+        gelu_at(a + low * b * 4, (high - low) * b)
     elif kind == SILU:
-        silu_at(a, rows * b)
+        silu_at(a + low * b * 4, (high - low) * b)
     elif kind == SWIGLU:
-        silu_at(a, rows * c)
-        for n in range(rows * c):
+        silu_at(a + low * c * 4, (high - low) * c)
+        for n in range(low * c, high * c):
             put_float(b, n, float_at(b, n) * float_at(a, n))
     elif kind == STORE:
-        for r in range(rows):
+        for r in range(low, high):
             to = c + (t * d + r) * e * 4
             for n in range(e):
                 put_float(to, n, float_at(a + r * b, n))
     elif kind == EMBED:
         factor = float_of(e)
-        for r in range(rows):
+        for r in range(low, high):
             vector = c + index_at(b, r) * d * 4
             for n in range(d):
                 x = float_at(vector, n) * factor
                 put_float(a, r * d + n, x + float_at(f, t * d + n) if f else x)
     elif kind == ROTATE:
         half = d // 2
-        for r in range(rows):
+        for r in range(low, high):
             angle = (index_at(g, r) if g else t) * half
             for n in range(c):
                 head = a + r * b + n * d * 4
@@ -159,7 +198,8 @@ def _together(table, ops, count, rows, t, base):
         limit = base + parts
         own = take(table + NEXT * 8, limit)
         while own >= 0:
-            work = LINEARLY if index_at(op, 0) == LINEAR else OTHERWISE
+            kind = index_at(op, 0)
+            work = LINEARLY if kind == LINEAR else PANELLED if kind == PANELS else OTHERWISE
             call_at(index_at(table, work), op, rows, t, own - base, parts)
             advance_to(table + DONE * 8, 1, 0)
             own = take(table + NEXT * 8, limit)
@@ -185,7 +225,7 @@ def _normalise(row, V):
 
 
 @njit(**_options)
-def _choose(table, item, step, values, codes, most):
+def _choose(table, item, slot, step, values, codes, most):
     """The ``most`` best continuations of an item, best first, into ``values`` and ``codes``; how many there are."""
     W, V, eos = index_at(table, WIDTH), index_at(table, SYMBOLS), index_at(table, EOS)
     early = step < index_at(table, LEAST)
@@ -195,7 +235,7 @@ def _choose(table, item, step, values, codes, most):
         before = float_at(live, item * W + w)
         if before == -np.inf:
             continue
-        row = logits + (item * W + w) * V * 4
+        row = logits + (slot * W + w) * V * 4
         _normalise(row, V)
         for v in range(V):
             x = before + float_at(row, v)
@@ -233,7 +273,7 @@ def _finish(table, item, step, score, code):
 
 
 @njit(**_options)
-def _advance(table, item, step, values, codes):
+def _advance(table, item, slot, step, values, codes):
     """One step of an item's search; what it does is told in :mod:`thalweg.inference.beam`."""
     W, V, K, eos = (
         index_at(table, WIDTH),
@@ -242,9 +282,16 @@ def _advance(table, item, step, values, codes):
         index_at(table, EOS),
     )
     longest, live = index_at(table, MOST), index_at(table, LIVE)
-    count = _choose(table, item, step, values, codes, 2 * W + 1)
+    count = _choose(table, item, slot, step, values, codes, 2 * W + 1)
     lost = float_at(index_at(table, DROPPED), item)
     kept = 0
+    final = eos >= 0 and step == longest
+    if final:  # here eos alone makes a hypothesis, wherever it stands
+        for w in range(W):
+            before = float_at(live, item * W + w)
+            ending = before + float_at(index_at(table, LOGITS), (slot * W + w) * V + eos)
+            if before > -np.inf and ending > lost:
+                lost = ending
     for n in range(count):
         value, code = values[n], codes[n]
         ends = code % V == eos or (eos < 0 and step == longest)
@@ -253,7 +300,7 @@ def _advance(table, item, step, values, codes):
         elif not ends and kept < W and n < 2 * W:
             values[kept], codes[kept] = value, code
             kept += 1
-        elif value > lost:
+        elif value > lost and not final:
             lost = value
     put_float(index_at(table, DROPPED), item, lost)
     history = index_at(table, HISTORY) + ((step - 1) * index_at(table, ITEMS) + item) * W * 8
@@ -262,8 +309,8 @@ def _advance(table, item, step, values, codes):
         # A dead slot follows the best row, so that the model is never asked about an impossible sequence.
         code = codes[w if w < kept else 0] if kept else 0
         put_index(history, w, code)
-        put_index(index_at(table, TOKENS), item * W + w, code % V)
-    _inherit(table, item, step, history)
+        put_index(index_at(table, TOKENS), slot * W + w, code % V)
+    _inherit(table, slot, step, history)
     last = float_at(index_at(table, RANK), item * K + K - 1)
     penalty = float_of(index_at(table, PENALTY))
     bound = values[0] if kept else np.float32(-np.inf)
@@ -273,42 +320,79 @@ def _advance(table, item, step, values, codes):
 
 
 @njit(**_options)
-def _inherit(table, item, step, history):
-    """Each row takes the lineage of the row it comes from, and its own number for the step to come."""
+def _inherit(table, slot, step, history):
+    """Each row takes the lineage of the row it comes from."""
     W, V, capacity = index_at(table, WIDTH), index_at(table, SYMBOLS), index_at(table, CAPACITY)
-    lineage, room = index_at(table, LINEAGE), index_at(table, ROOM)
+    lineage, room = index_at(table, LINEAGE), index_at(table, ROOM) + slot * W * capacity * 8
     for w in range(W):
-        source = (item * W + index_at(history, w) // V) * capacity
+        source = (slot * W + index_at(history, w) // V) * capacity
         for s in range(step):
             put_index(room, w * capacity + s, index_at(lineage, source + s))
     for w in range(W):
-        own = (item * W + w) * capacity
+        own = (slot * W + w) * capacity
         for s in range(step):
             put_index(lineage, own + s, index_at(room, w * capacity + s))
-        if step < capacity:
-            put_index(lineage, own + step, item * W + w)
+
+
+@njit(**_options)
+def _advance_some(table, step, part, parts):
+    """A step of the search for some of the items that are left."""
+    most = 2 * index_at(table, WIDTH) + 1
+    values, codes = np.empty(most, np.float32), np.empty(most, np.int64)
+    left, order, ended = index_at(table, LEFT), index_at(table, ORDER), index_at(table, ENDED)
+    for slot in range(left * part // parts, left * (part + 1) // parts):
+        item = index_at(order, slot)
+        if _advance(table, item, slot, step, values, codes):
+            put_index(ended, item, step)
+
+
+@njit(**_options)
+def _close_ranks(table, step):
+    """Items that are done give up their rows: those behind move forward, and every row gets a number for its cache."""
+    W, capacity, lineage = index_at(table, WIDTH), index_at(table, CAPACITY), index_at(table, LINEAGE)
+    order, ended, tokens = index_at(table, ORDER), index_at(table, ENDED), index_at(table, TOKENS)
+    sources = index_at(table, SOURCES)
+    count = 0
+    for slot in range(index_at(table, LEFT)):
+        item = index_at(order, slot)
+        if index_at(ended, item) != 0:
+            continue
+        put_index(order, count, item)
+        for w in range(W):
+            own, old = count * W + w, slot * W + w
+            if own != old:
+                put_index(tokens, own, index_at(tokens, old))
+                put_index(sources, own, item)
+                for s in range(step):
+                    put_index(lineage, own * capacity + s, index_at(lineage, old * capacity + s))
+            if step < capacity:
+                put_index(lineage, own * capacity + step, own)
+        count += 1
+    put_index(table, LEFT, count)
+    put_index(table, EACH_ROWS, count * W)
 
 
 def _search(table):
     """All of it, by every thread that enters."""
     before, count, rows = index_at(table, BEFORE), index_at(table, BEFORE_COUNT), index_at(table, BEFORE_ROWS)
     base = _together(table, before, count, rows, 0, 0)
-    most = 2 * index_at(table, WIDTH) + 1
-    values, codes = np.empty(most, np.float32), np.empty(most, np.int64)
-    ended = index_at(table, ENDED)
+    parts = index_at(table, SHARES)
     for t in range(index_at(table, MOST)):
         each, count, rows = index_at(table, EACH), index_at(table, EACH_COUNT), index_at(table, EACH_ROWS)
         base = _together(table, each, count, rows, t, base)
-        own = take(table + NEXT * 8, base + 1)
-        if own >= 0:
-            for item in range(index_at(table, ITEMS)):
-                if index_at(ended, item) == 0 and _advance(table, item, t + 1, values, codes):
-                    put_index(ended, item, t + 1)
-                    put_index(table, REMAINING, index_at(table, REMAINING) - 1)
+        own = take(table + NEXT * 8, base + parts)
+        while own >= 0:
+            _advance_some(table, t + 1, own - base, parts)
+            advance_to(table + DONE * 8, 1, 0)
+            own = take(table + NEXT * 8, base + parts)
+        base += parts
+        advance_to(table + DONE * 8, 0, base)
+        if take(table + NEXT * 8, base + 1) >= 0:
+            _close_ranks(table, t + 1)
             advance_to(table + DONE * 8, 1, 0)
         base += 1
         advance_to(table + DONE * 8, 0, base)
-        if index_at(table, REMAINING) == 0:
+        if index_at(table, LEFT) == 0:
             break
 
 
@@ -350,7 +434,8 @@ class Search:
             numbers, floats), in the order listed above.
         rows_before, rows: how many rows each list works on.
         beam: where the search stands; its ``done`` and ``remaining`` are not used.
-        logits: (R, V), what the last operation of a step gives; lineage: (R, T) int64.
+        logits: (R, V), what the last operation of a step gives; lineage: (R, T) int64; sources: (R,) int64, the item
+            of every row. Items that are done give up their rows, so that both change.
 
     >>> Search.__name__
     'Search'
@@ -366,43 +451,53 @@ class Search:
         beam: Beam,
         logits: Tensor,
         lineage: Tensor,
+        sources: Tensor,
     ):
-        self.beam = beam
-        self.lists = [self._coded(ops) for ops in (before, each)]
+        self.beam, self.lineage, self.sources, self.rows = beam, lineage, sources, rows
+        self.lists = [self._coded(before, rows_before), self._coded(each, rows)]
         self.ended = torch.zeros(len(beam.live), dtype=torch.int64)
         items, width = beam.live.shape
-        self.room = torch.zeros(width * lineage.shape[1], dtype=torch.int64)
-        self.table = (ctypes.c_int64 * 32)()
+        self.order, self.room = torch.arange(items), torch.zeros_like(lineage)
+        self.table = (ctypes.c_int64 * 40)()
         fixed = {
             BEFORE: self.lists[0].ctypes.data, BEFORE_COUNT: len(before), BEFORE_ROWS: rows_before,
             EACH: self.lists[1].ctypes.data, EACH_COUNT: len(each), EACH_ROWS: rows,
             ITEMS: items, WIDTH: width, KEPT: beam.rank.shape[1], SYMBOLS: logits.shape[1],
             CAPACITY: lineage.shape[1], LOGITS: logits, TOKENS: beam.tokens, LIVE: beam.live, RANK: beam.rank,
             SCORE: beam.score, CODE: beam.code, HISTORY: beam.history, DROPPED: beam.dropped, ENDED: self.ended,
-            LINEAGE: lineage, ROOM: self.room, LINEARLY: _performer(_PRODUCTS[kind]).address,
-            OTHERWISE: _performer(_perform).address,
+            LINEAGE: lineage, ROOM: self.room, ORDER: self.order, SOURCES: sources, SHARES: self._parts(items * 8192),
+            LINEARLY: _performer(_PRODUCTS[kind]).address,
+            PANELLED: _performer(_panels).address, OTHERWISE: _performer(_perform).address,
         }  # fmt: skip
         for slot, value in fixed.items():
             self.table[slot] = _words(value)[0]
         self.kept = logits, lineage, before, each  # what the addresses belong to
 
     @staticmethod
-    def _coded(ops: list[tuple[Any, ...]]) -> np.ndarray:
+    def _coded(ops: list[tuple[Any, ...]], rows: int) -> np.ndarray:
         coded = np.zeros((len(ops), WORDS), np.int64)
         for row, (kind, *values) in zip(coded, ops, strict=True):
             row[0], row[1] = kind, 1
             row[2 : 2 + len(values)] = _words(*values)
-            if kind == LINEAR:
-                row[1] = max(1, min(_PARTS * torch.get_num_threads(), values[5] * values[6] // _LEAST))
+            work = values[5] * values[6] * (1 + rows // 16) if kind in (LINEAR, PANELS) else rows * 2048
+            row[1] = Search._parts(work)
         return coded
+
+    @staticmethod
+    def _parts(work: int) -> int:
+        """How many parts to make of so much work."""
+        return max(1, min(_PARTS * torch.get_num_threads(), work // _LEAST))
 
     def run(self, count: int, *, eos: int | None, max_length: int, min_length: int, penalty: float) -> None:
         """Search the first ``count`` items to their ends."""
         table = self.table
-        table[NEXT], table[DONE], table[REMAINING] = 0, 0, count
+        table[NEXT], table[DONE], table[LEFT] = 0, 0, count
+        table[EACH_ROWS] = count * (self.rows // len(self.order))
+        torch.arange(len(self.order), out=self.order)
+        torch.arange(self.rows, out=self.lineage[:, 0])
+        torch.div(self.lineage[:, 0], self.rows // len(self.order), rounding_mode="floor", out=self.sources)
         table[EOS], table[MOST], table[LEAST] = -1 if eos is None else eos, max_length, min_length
         table[PENALTY] = _words(float(penalty))[0]
-        self.ended[:count] = 0
-        self.ended[count:] = 1
+        self.ended.zero_()
         enter(_entry(), table, torch.get_num_threads())
         self.beam.done.copy_(self.ended)
