@@ -23,7 +23,7 @@ MANY_ROWS = 32  # from here on it pays to lay weights out in panels for every se
 
 
 class CompiledTransformer:
-    """Search over A sources of S symbols by A * W rows; see :mod:`thalweg.kernels.cpu.decode_search`.
+    """Search over A sources of S symbols by A * W rows; see :mod:`thalweg.kernels.cpu.search_program`.
 
     Args:
         model: in evaluation mode; its weights are read where they are.

@@ -113,4 +113,4 @@ def search_kernels(device: torch.device) -> ModuleType | None:
     >>> search_kernels(torch.device("meta")) is None
     True
     """
-    return _module("cpu.decode_search") if device.type == "cpu" and _installed("numba") else None
+    return _module("cpu.search_program") if device.type == "cpu" and _installed("numba") else None

@@ -28,6 +28,7 @@ __all__ = ["MOST_LABELS", "SLOTS", "entry", "room_for"]
 # Labels up to which lanes beat rows.
 MOST_LABELS = 24
 
+# Whole numbers in a table.
 SLOTS = 28
 # fmt: off
 (

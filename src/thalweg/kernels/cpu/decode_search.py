@@ -8,15 +8,11 @@ A thread that comes late finds everything taken and catches up; one that never c
 
 from __future__ import annotations
 
-import ctypes
 import math
-from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
-from numba import cfunc, njit, types
-from torch import Tensor
+from numba import njit
 
 from thalweg.kernels.cpu.decode_memory import (
     advance_to,
@@ -32,27 +28,9 @@ from thalweg.kernels.cpu.decode_memory import (
 )
 from thalweg.kernels.cpu.decoding import attend_rows_past, attend_rows_source, norm_at
 from thalweg.kernels.cpu.few_rows import rows_by_weights
-from thalweg.kernels.cpu.panels import PANEL, pack, rows_by_panels
-from thalweg.kernels.cpu.threads import Entry, enter
-from thalweg.kernels.fixed_beam import Beam
+from thalweg.kernels.cpu.panels import PANEL, rows_by_panels
 
-__all__ = [
-    "EMBED",
-    "GELU",
-    "LINEAR",
-    "NORM",
-    "PANEL",
-    "PANELS",
-    "PAST",
-    "ROTATE",
-    "SCALE",
-    "SILU",
-    "SOURCE",
-    "STORE",
-    "SWIGLU",
-    "Search",
-    "pack",
-]
+__all__ = ["linear_byte", "linear_half", "linear_single", "panels", "perform", "search"]
 
 _options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
 
@@ -71,7 +49,6 @@ _options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"
     PANELS,  # as LINEAR, the weights packed in panels
 ) = range(12)
 # fmt: on
-_PARTS, _LEAST = 2, 30_000  # parts of a product for each thread, unless they had fewer weights than that
 _BLOCK = 64  # rows
 WORDS = 12  # of an operation: its kind, how many parts it has, and what it works on
 
@@ -107,7 +84,7 @@ def _linear(op, rows, part, parts, example, size):
         )
 
 
-def _panels(op, rows, t, part, parts):
+def panels(op, rows, t, part, parts):
     """One part of a product with weights in panels."""
     out, out_stride, x, x_stride = index_at(op, 2), index_at(op, 3), index_at(op, 4), index_at(op, 5)
     weight, inner, outer = index_at(op, 6), index_at(op, 7), index_at(op, 8)
@@ -122,19 +99,22 @@ def _panels(op, rows, t, part, parts):
         )
 
 
-def _linear_single(op, rows, t, part, parts):
+def linear_single(op, rows, t, part, parts):
+    """Products with weights in float32."""
     _linear(op, rows, part, parts, np.float32(0), 4)
 
 
-def _linear_half(op, rows, t, part, parts):
+def linear_half(op, rows, t, part, parts):
+    """The same in bfloat16."""
     _linear(op, rows, part, parts, np.int16(0), 2)
 
 
-def _linear_byte(op, rows, t, part, parts):
+def linear_byte(op, rows, t, part, parts):
+    """The same in int8."""
     _linear(op, rows, part, parts, np.int8(0), 1)
 
 
-def _perform(op, rows, t, part, parts):
+def perform(op, rows, t, part, parts):
     """Any other operation."""
     kind = index_at(op, 0)
     a, b, c = index_at(op, 2), index_at(op, 3), index_at(op, 4)
@@ -372,7 +352,7 @@ def _close_ranks(table, step):
     put_index(table, EACH_ROWS, count * W)
 
 
-def _search(table):
+def search(table):
     """All of it, by every thread that enters."""
     before, count, rows = index_at(table, BEFORE), index_at(table, BEFORE_COUNT), index_at(table, BEFORE_ROWS)
     base = _together(table, before, count, rows, 0, 0)
@@ -394,110 +374,3 @@ def _search(table):
         advance_to(table + DONE * 8, 0, base)
         if index_at(table, LEFT) == 0:
             break
-
-
-_FIVE = types.void(*(types.int64,) * 5)
-
-
-_PRODUCTS = {torch.float32: _linear_single, torch.bfloat16: _linear_half, torch.int8: _linear_byte}
-
-
-@cache
-def _performer(function: Any) -> Any:
-    """A C function that performs operations; it is called by its address, so that searches need not hold its code."""
-    return cfunc(_FIVE, cache=True)(function)
-
-
-@cache
-def _entry() -> Entry:
-    compiled: Any = cfunc(types.void(types.int64), cache=True)(_search)
-    return Entry(compiled.address, compiled)
-
-
-def _words(*values: float | Tensor) -> list[int]:
-    """Addresses of tensors, bits of floats, whole numbers as they are."""
-    found = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value.data_ptr())
-        else:
-            found.append(int(np.float32(value).view(np.int32)) if isinstance(value, float) else value)
-    return found
-
-
-class Search:
-    """A search that is run as often as wanted on buffers that stay where they are.
-
-    Args:
-        kind: type of the weights: float32, bfloat16 or int8.
-        before, each: operations before the first step and of each step: a kind and what it works on (tensors, whole
-            numbers, floats), in the order listed above.
-        rows_before, rows: how many rows each list works on.
-        beam: where the search stands; its ``done`` and ``remaining`` are not used.
-        logits: (R, V), what the last operation of a step gives; lineage: (R, T) int64; sources: (R,) int64, the item
-            of every row. Items that are done give up their rows, so that both change.
-
-    >>> Search.__name__
-    'Search'
-    """
-
-    def __init__(
-        self,
-        kind: torch.dtype,
-        before: list[tuple[Any, ...]],
-        rows_before: int,
-        each: list[tuple[Any, ...]],
-        rows: int,
-        beam: Beam,
-        logits: Tensor,
-        lineage: Tensor,
-        sources: Tensor,
-    ):
-        self.beam, self.lineage, self.sources, self.rows = beam, lineage, sources, rows
-        self.lists = [self._coded(before, rows_before), self._coded(each, rows)]
-        self.ended = torch.zeros(len(beam.live), dtype=torch.int64)
-        items, width = beam.live.shape
-        self.order, self.room = torch.arange(items), torch.zeros_like(lineage)
-        self.table = (ctypes.c_int64 * 40)()
-        fixed = {
-            BEFORE: self.lists[0].ctypes.data, BEFORE_COUNT: len(before), BEFORE_ROWS: rows_before,
-            EACH: self.lists[1].ctypes.data, EACH_COUNT: len(each), EACH_ROWS: rows,
-            ITEMS: items, WIDTH: width, KEPT: beam.rank.shape[1], SYMBOLS: logits.shape[1],
-            CAPACITY: lineage.shape[1], LOGITS: logits, TOKENS: beam.tokens, LIVE: beam.live, RANK: beam.rank,
-            SCORE: beam.score, CODE: beam.code, HISTORY: beam.history, DROPPED: beam.dropped, ENDED: self.ended,
-            LINEAGE: lineage, ROOM: self.room, ORDER: self.order, SOURCES: sources, SHARES: self._parts(items * 8192),
-            LINEARLY: _performer(_PRODUCTS[kind]).address,
-            PANELLED: _performer(_panels).address, OTHERWISE: _performer(_perform).address,
-        }  # fmt: skip
-        for slot, value in fixed.items():
-            self.table[slot] = _words(value)[0]
-        self.kept = logits, lineage, before, each  # what the addresses belong to
-
-    @staticmethod
-    def _coded(ops: list[tuple[Any, ...]], rows: int) -> np.ndarray:
-        coded = np.zeros((len(ops), WORDS), np.int64)
-        for row, (kind, *values) in zip(coded, ops, strict=True):
-            row[0], row[1] = kind, 1
-            row[2 : 2 + len(values)] = _words(*values)
-            work = values[5] * values[6] * (1 + rows // 16) if kind in (LINEAR, PANELS) else rows * 2048
-            row[1] = Search._parts(work)
-        return coded
-
-    @staticmethod
-    def _parts(work: int) -> int:
-        """How many parts to make of so much work."""
-        return max(1, min(_PARTS * torch.get_num_threads(), work // _LEAST))
-
-    def run(self, count: int, *, eos: int | None, max_length: int, min_length: int, penalty: float) -> None:
-        """Search the first ``count`` items to their ends."""
-        table = self.table
-        table[NEXT], table[DONE], table[LEFT] = 0, 0, count
-        table[EACH_ROWS] = count * (self.rows // len(self.order))
-        torch.arange(len(self.order), out=self.order)
-        torch.arange(self.rows, out=self.lineage[:, 0])
-        torch.div(self.lineage[:, 0], self.rows // len(self.order), rounding_mode="floor", out=self.sources)
-        table[EOS], table[MOST], table[LEAST] = -1 if eos is None else eos, max_length, min_length
-        table[PENALTY] = _words(float(penalty))[0]
-        self.ended.zero_()
-        enter(_entry(), table, torch.get_num_threads())
-        self.beam.done.copy_(self.ended)

@@ -15,13 +15,15 @@ from thalweg.kernels.cpu.emitter import LANES, Emitter, intrinsic
 
 __all__ = ["PANEL", "pack", "rows_by_panels"]
 
-PANEL = 2 * LANES  # outputs
+# Outputs of a panel.
+PANEL = 2 * LANES
 _options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
 
 
 def pack(weight: Tensor, out: Tensor | None = None) -> Tensor:
     """Weights (outer, inner), outer a multiple of ``PANEL``, as panels (outer / PANEL, inner, PANEL).
 
+    >>> import torch
     >>> pack(torch.arange(32.0).view(16, 2))[0, 1, :3]
     tensor([1., 3., 5.])
     """
