@@ -90,6 +90,7 @@ class Search:
         items, width = beam.live.shape
         self.order, self.room = torch.arange(items), torch.zeros_like(lineage)
         self.table = (ctypes.c_int64 * 40)()
+        kinds = {op[0] for op in (*before, *each)}  # what is not there is not compiled
         fixed = {
             kernels.BEFORE: self.lists[0].ctypes.data,
             kernels.BEFORE_COUNT: len(before),
@@ -116,8 +117,8 @@ class Search:
             kernels.ORDER: self.order,
             kernels.SOURCES: sources,
             kernels.SHARES: self._parts(items * 8192),
-            kernels.LINEARLY: _performer(_PRODUCTS[kind]).address,
-            kernels.PANELLED: _performer(kernels.panels).address,
+            kernels.LINEARLY: _performer(_PRODUCTS[kind]).address if LINEAR in kinds else 0,
+            kernels.PANELLED: _performer(kernels.panels).address if PANELS in kinds else 0,
             kernels.OTHERWISE: _performer(kernels.perform).address,
         }
         for slot, value in fixed.items():
