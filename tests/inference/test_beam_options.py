@@ -305,3 +305,10 @@ def test_edges():
 def test_wrong_options(options, message):
     with pytest.raises(ConfigError, match=message):
         beam_search(countdown(2), torch.tensor([0]), width=4, max_length=3, **options)
+
+
+def test_a_search_whose_answers_do_not_grow_is_not_streamed() -> None:
+    from thalweg.inference import exact_search, stream
+
+    with pytest.raises(ConfigError, match="exact_search, whose answers do not grow"):
+        next(stream(exact_search, None, None))  # type: ignore[arg-type]

@@ -164,3 +164,10 @@ def test_votes():
         majority_vote([["a"], ["a", "b"]])
     with pytest.raises(ConfigError):
         majority_vote([])
+
+
+def test_a_list_of_inputs_is_no_tuple_of_them() -> None:
+    model = TableModel.markov([[0.5, 0.5], [0.5, 0.5]], bos=0, logarithms=False)
+    both = Ensemble([model, model], inputs="each")
+    with pytest.raises(ShapeError, match="tuple of 2"):
+        both.begin([torch.zeros(1, dtype=torch.long)] * 2)

@@ -69,8 +69,9 @@ class Ensemble:
         """The state of every model."""
         if self.inputs == "shared":
             return tuple(model.begin(inputs) for model in self.models)
-        if not isinstance(inputs, tuple | list) or len(inputs) != len(self.models):
-            got = f"{len(inputs)}" if isinstance(inputs, tuple | list) else type(inputs).__name__
+        # Searches take the first part of a tuple for the batch, and a list for a batch of things.
+        if not isinstance(inputs, tuple) or len(inputs) != len(self.models):
+            got = f"{len(inputs)}" if isinstance(inputs, tuple) else type(inputs).__name__
             raise ShapeError(f"`inputs` must be a tuple of {len(self.models)}, one for each model, got {got}")
         sizes = [batch_size(part) for part in inputs]
         if any(size != sizes[0] for size in sizes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from thalweg.errors import ConfigError
 from thalweg.inference.hypotheses import Autoregressive, Hypotheses
 
 __all__ = ["Partial", "stream"]
@@ -62,6 +64,9 @@ def stream(
     >>> best.sequences()
     [[[2], [1, 2]]]
     """
+    if "on_step" not in inspect.signature(search).parameters:
+        name = getattr(search, "__name__", str(search))
+        raise ConfigError(f"`search` must take `on_step`, got {name}, whose answers do not grow; use beam_search")
     partials: queue.SimpleQueue[Partial | Hypotheses | BaseException] = queue.SimpleQueue()
     asked: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: nobody will ask again
     modes = _thread_modes()

@@ -126,7 +126,7 @@ def lexicon_trie(path: str, target: Side) -> Trie:
 
 
 def best_by_risk(found: Hypotheses, k: int) -> Hypotheses:
-    """The k different samples with the least mean edit distance to all samples, nearest first.
+    """The k different samples with the least mean edit distance to all samples, nearest first; cut ones at the end.
 
     >>> tokens = torch.tensor([[[4, 5, 3], [4, 6, 3], [4, 6, 3], [7, 6, 3]]])
     >>> ones = torch.ones(1, 4, dtype=torch.long)
@@ -134,11 +134,12 @@ def best_by_risk(found: Hypotheses, k: int) -> Hypotheses:
     >>> best_by_risk(pool, 2).sequences()
     [[[4, 6, 3], [4, 5, 3]]]
     """
-    chosen = [choice.sequences[:k] for choice in minimum_bayes_risk(found, weights="uniform")]
+    chosen = minimum_bayes_risk(found, weights="uniform")
     place = []
-    for wanted, have in zip(chosen, found.sequences(), strict=True):
+    for choice, have, finished in zip(chosen, found.sequences(), found.finished.tolist(), strict=True):
         first = {tuple(sequence): n for n, sequence in reversed(list(enumerate(have)))}
-        place.append([first[sequence] for sequence in wanted] + [-1] * (k - len(wanted)))
+        ranked = sorted((first[sequence] for sequence in choice.sequences), key=lambda n: not finished[n])[:k]
+        place.append(ranked + [-1] * (k - len(ranked)))
     index = torch.tensor(place, device=found.tokens.device)  # (B, k)
     there, index = index >= 0, index.clamp(min=0)
     return Hypotheses(

@@ -85,6 +85,7 @@ class Search:
         sources: Tensor,
     ):
         self.beam, self.lineage, self.sources, self.rows = beam, lineage, sources, rows
+        self.rows_before = rows_before
         self.lists = [self._coded(before, rows_before), self._coded(each, rows)]
         self.ended = torch.zeros(len(beam.live), dtype=torch.int64)
         items, width = beam.live.shape
@@ -145,6 +146,7 @@ class Search:
         table = self.table
         table[kernels.NEXT], table[kernels.DONE], table[kernels.LEFT] = 0, 0, count
         table[kernels.EACH_ROWS] = count * (self.rows // len(self.order))
+        table[kernels.BEFORE_ROWS] = count * (self.rows_before // len(self.order))
         torch.arange(len(self.order), out=self.order)
         torch.arange(self.rows, out=self.lineage[:, 0])
         torch.div(self.lineage[:, 0], self.rows // len(self.order), rounding_mode="floor", out=self.sources)
