@@ -269,3 +269,12 @@ def test_a_wrong_answer_is_told_from_a_right_one() -> None:
     source = sources(3, 2, 7)
     with pytest.raises(AssertionError):
         assert_same(compiled(model_of(SMALL), source, WISHES[1]), ordinary(model_of(SMALL, seed=1), source, WISHES[1]))
+
+
+def test_an_end_far_down_the_last_ranks_is_not_forgotten_by_the_proof() -> None:
+    """For one of these sources eos stands too low at the last step to be looked at, and might still end the best."""
+    model, source = model_of(replace(SMALL, tied=False), seed=37), sources(*[3, 5, 2, 7] * 16)
+    with torch.no_grad():
+        model.output.weight.mul_(0.5)
+    wish = {"width": 2, "k": 1, "max_length": 2}
+    assert_same(compiled(model, source, wish), ordinary(model, source, wish))
