@@ -60,7 +60,7 @@ def test_kernels_compile_for_hopper(kind: int, dtype: torch.dtype, C: int, monke
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from thalweg.kernels.gpu import chain, chain_launch
+    from thalweg.kernels.gpu import chain, launching
 
     names = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64", torch.int32: "*i32"}
     compiled = set()
@@ -78,7 +78,7 @@ def test_kernels_compile_for_hopper(kind: int, dtype: torch.dtype, C: int, monke
         compiled.add(kernel.__name__)
 
     monkeypatch.setattr(chain, "launch", compile_only)
-    monkeypatch.setattr(chain_launch, "launch", compile_only)
+    monkeypatch.setattr(launching, "launch", compile_only)
     monkeypatch.setattr(sys.modules[__name__], "DEVICE", "cpu")
     made, gold = problem(2, 40, C, kind, dtype)
     weights = torch.ones(2, dtype=dtype)
@@ -497,3 +497,41 @@ def test_a_label_out_of_range_is_not_looked_up(label: int) -> None:
     values = gpu.forward(chain, wrong)[0]
     assert values.isnan().tolist() == [False, True, False]
     assert torch.equal(values[::2], expected[::2])
+
+
+@here_only
+@pytest.mark.parametrize("T", [1, 5, 16, 1500])
+def test_masks_are_counted_and_gaps_are_found(T: int) -> None:
+    from thalweg.kernels.gpu.masks import kept_lengths
+
+    draw = torch.Generator().manual_seed(T)
+    lengths = torch.randint(0, T + 1, (6,), generator=draw)
+    mask = torch.arange(T) < lengths[:, None]
+    mask[3:] = torch.rand(3, T, generator=draw) < 0.7
+    expected = []
+    for row in mask.tolist():
+        count = sum(row)
+        expected.append(count if all(row[:count]) else -count)
+    for given in (mask.to(DEVICE), mask.t().contiguous().to(DEVICE).t(), mask.repeat(1, 2).to(DEVICE)[:, :T]):
+        assert kept_lengths(given).tolist() == expected
+    assert kept_lengths(mask[:0].to(DEVICE)).shape == (0,)
+
+
+@here_only
+def test_repeated_calls_give_what_the_first_gave() -> None:
+    """The same shapes again, with other scores, one tensor in two places, and tensors that begin anywhere."""
+    for seed in range(3):
+        chain, gold = problem(4, 9, 5, 0, torch.float32)
+        chain = chain._replace(emissions=chain.emissions + seed, start=chain.end if seed == 0 else chain.start)
+        if seed == 2:
+            odd = torch.cat([chain.start.new_zeros(1), chain.emissions.flatten()])[1:].view_as(chain.emissions)
+            chain = chain._replace(emissions=odd)
+        weights = torch.rand(4).to(DEVICE)
+        values, saved = gpu.forward(chain, gold, sign=-1 if seed else 1)
+        expected = log_z(chain._replace(**{k: v.double() for k, v in chain._asdict().items() if k != "lengths"}))
+        found = gpu.forward(chain)[0]
+        assert torch.allclose(found.double(), expected, atol=1e-5), seed
+        slopes = gpu.backward(chain, saved, weights, gold)
+        again = gpu.backward(chain, gpu.forward(chain, gold)[1], weights, gold)
+        assert all(torch.equal(x, y) for x, y in zip(slopes, again, strict=True))
+        assert torch.equal(values, gpu.forward(chain, gold)[0] * (-1 if seed else 1))

@@ -227,10 +227,9 @@ class LinearChain(Structure):
         if value.dim() > 2 or ("log_partition" in self._kept and not ops.carries_graph(self.potentials)):
             return ops.score(self.potentials, value) - self.log_partition
         values = ops.log_likelihood(
-            self.potentials, value.contiguous(), backend=self.backend, low_memory=self.low_memory
+            self.potentials, value.contiguous(), backend=self.backend, low_memory=self.low_memory, kernels=kernels
         )
-        # The one time that anything waits for the device. A sum is finite only if every term is.
-        if self.checked and not math.isfinite(float(values.detach().sum())):
+        if self.checked and not _all_finite(values.detach()):  # the one time that anything waits for the device
             self._labels(value)  # a kernel may give NaN for a label out of range; here it gets its name
             self._feasible(-values)
         return values
@@ -388,6 +387,11 @@ class LinearChain(Structure):
         return f"LinearChain(B={batch}, T={steps}, C={size}, backend={self.backend!r})"
 
 
+def _all_finite(values: Tensor) -> bool:
+    """A sum is finite only if every term is; few terms are added up by the host, which a device would be longer at."""
+    return math.isfinite(sum(values.tolist()) if len(values) <= 512 else float(values.sum()))
+
+
 def _double(chain: Chain) -> Chain:
     return ops.with_inputs(chain, [x.double() for x in ops.inputs_of(chain)])
 
@@ -452,15 +456,19 @@ def _chain(
             )
         moves = _as(transitions, dtype)
         device = moves.device
-    edges = []
-    for name, vector in (("start", start), ("end", end)):
-        if vector is None:
-            vector = torch.zeros(size, dtype=dtype, device=emissions.device)
-        elif vector.shape != (size,):
-            raise ShapeError(f"`{name}` must be (C,) with C = {size} as in `emissions`, got {tuple(vector.shape)}")
-        edges.append(_as(vector, dtype))
     here = emissions.device
-    for name, other in (("transitions", device), ("start", edges[0].device), ("end", edges[1].device)):
-        if other != here:
-            raise ShapeError(f"`{name}` must lie on {here} as `emissions` does, got {other}")
-    return Chain(_as(emissions, dtype), moves, edges[0], edges[1], lengths)
+    start, end = (_edge(name, x, size, dtype, here) for name, x in (("start", start), ("end", end)))
+    if device != here:
+        raise ShapeError(f"`transitions` must lie on {here} as `emissions` does, got {device}")
+    return Chain(_as(emissions, dtype), moves, start, end, lengths)
+
+
+def _edge(name: str, scores: Tensor | None, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The scores of first or last labels; zeros where none are given."""
+    if scores is None:
+        return torch.zeros(size, dtype=dtype, device=device)
+    if scores.shape != (size,):
+        raise ShapeError(f"`{name}` must be (C,) with C = {size} as in `emissions`, got {tuple(scores.shape)}")
+    if scores.device != device:
+        raise ShapeError(f"`{name}` must lie on {device} as `emissions` does, got {scores.device}")
+    return _as(scores, dtype)

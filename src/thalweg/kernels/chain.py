@@ -6,6 +6,7 @@ The kernels give values and first derivatives; derivatives of those come from th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -71,7 +72,7 @@ def carries_graph(chain: Chain) -> bool:
 
 def _plain(chain: Chain) -> Chain:
     """Detached and contiguous, as kernels take it."""
-    return with_inputs(chain, [x.detach().contiguous() for x in inputs_of(chain)])
+    return with_inputs(chain, [x.detach() if x.is_contiguous() else x.detach().contiguous() for x in inputs_of(chain)])
 
 
 def _reference_value(chain: Chain, gold: Tensor | None, method: str = "auto") -> Tensor:
@@ -89,6 +90,15 @@ def _aliases(inputs: Sequence[Tensor]) -> list[Tensor]:
     return [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in inputs]
 
 
+def _weights(values: Tensor, gold: Tensor | None) -> Tensor:
+    return _units(len(values), values.dtype, values.device, 1.0 if gold is None else -1.0)
+
+
+@lru_cache(maxsize=64)
+def _units(count: int, dtype: torch.dtype, device: torch.device, value: float) -> Tensor:
+    return torch.full((count,), value, dtype=dtype, device=device)
+
+
 class _Value(torch.autograd.Function):
     """log Z, or score(gold) - log Z, by a kernel; (B,)."""
 
@@ -97,19 +107,26 @@ class _Value(torch.autograd.Function):
         kernels, chain, gold, low_memory = given  # as one argument: torch looks at each by itself
         plain = _plain(chain)
         keep = any(ctx.needs_input_grad)
-        values, saved = kernels.forward(plain, gold, keep=keep, low_memory=low_memory)
+        signed = {} if gold is None or not getattr(kernels, "signs", False) else {"sign": -1}
+        values, saved = kernels.forward(plain, gold, keep=keep, low_memory=low_memory, **signed)
         if keep:
             ctx.save_for_backward(*inputs)
             ctx.rest = kernels, chain, plain, gold, saved
-        return values if gold is None else values.neg_()
+            # Where starting work takes longer than doing it, the gradient is made at once, for a weight of 1.
+            eager = not low_memory and getattr(kernels, "is_small", None)
+            ctx.unit = kernels.backward(plain, saved, _weights(values, gold), gold) if eager and eager(plain) else None
+        return values if gold is None or signed else values.neg_()
 
     @staticmethod
     def backward(ctx: Any, *weights: Tensor):
         kernels, chain, plain, gold, saved = ctx.rest
         inputs = ctx.saved_tensors  # torch complains here if one was changed in place since
+        again = torch.is_grad_enabled()
+        if ctx.unit is not None and not again and not weights[0].stride(0):  # one weight for all items
+            return None, *torch._foreach_mul(ctx.unit, weights[0][0])  # pyright: ignore[reportPrivateImportUsage]
         # The kernels take the gradient of log Z - score(gold).
         share = weights[0] if gold is None else -weights[0]
-        if torch.is_grad_enabled():
+        if again:
             gradients = _Gradient.apply(kernels, chain, gold, saved, share, *inputs)
         else:
             gradients = kernels.backward(plain, saved, share.contiguous(), gold)
@@ -183,21 +200,25 @@ def log_partition(chain: Chain, *, backend: str = "auto", low_memory: bool = Fal
     return _value(chain, None, backend, low_memory)
 
 
-def log_likelihood(chain: Chain, gold: Tensor, *, backend: str = "auto", low_memory: bool = False) -> Tensor:
+def log_likelihood(
+    chain: Chain, gold: Tensor, *, backend: str = "auto", low_memory: bool = False, kernels: ModuleType | None = None
+) -> Tensor:
     """score(gold) - log Z of each item, with gold (B, T); (B,), in one pass and with the digits of float64.
 
     +inf stands for an item without a feasible labelling; the compiled kernels check the labels: one out of range is a
-    ShapeError on the CPU and gives NaN on the GPU.
+    ShapeError on the CPU and gives NaN on the GPU. ``kernels`` are those of the backend, where they are known already.
 
     >>> chain = Chain(torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([3]))
     >>> log_likelihood(chain, torch.zeros(1, 3, dtype=torch.long)).exp()
     tensor([0.1250])
     """
-    return _value(chain, gold, backend, low_memory)
+    return _value(chain, gold, backend, low_memory, kernels)
 
 
-def _value(chain: Chain, gold: Tensor | None, backend: str, low_memory: bool) -> Tensor:
-    kernels = chain_kernels(backend, chain)
+def _value(
+    chain: Chain, gold: Tensor | None, backend: str, low_memory: bool, kernels: ModuleType | None = None
+) -> Tensor:
+    kernels = kernels or chain_kernels(backend, chain)
     if kernels is None:
         method = {"scan": "scan", "reference": "loop"}.get(backend, "auto")
         value = _reference_value(chain, gold, method)

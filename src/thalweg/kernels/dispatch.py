@@ -13,7 +13,17 @@ from torch import Tensor
 from thalweg.errors import ConfigError, MissingDependencyError, nearest
 from thalweg.kernels.potentials import Chain, SparseTransitions
 
-__all__ = ["BACKENDS", "chain_kernels", "decoding_kernels", "fixed_kernels", "on_cpu", "search_kernels"]
+__all__ = [
+    "BACKENDS",
+    "chain_kernels",
+    "decoding_kernels",
+    "fixed_kernels",
+    "mask_kernels",
+    "memory_kernels",
+    "on_cpu",
+    "search_kernels",
+    "sparse_map_kernels",
+]
 
 # What `backend=` may say.
 BACKENDS = ("auto", "reference", "scan", "cpu", "gpu")
@@ -107,6 +117,28 @@ def fixed_kernels(device: torch.device) -> ModuleType | None:
     return _module("gpu.decoding") if device.type == "cuda" and _installed("triton") else None
 
 
+def mask_kernels(mask: Tensor) -> ModuleType | None:
+    """The kernels that look at masks on a GPU; None elsewhere.
+
+    >>> mask_kernels(torch.ones(1, 1, dtype=torch.bool)) is None
+    True
+    """
+    return _module("gpu.masks") if mask.device.type == "cuda" and _installed("triton") else None
+
+
+def memory_kernels(x: Tensor) -> ModuleType | None:
+    """The compiled kernels of associative memories of numbers like ``x``, or None where plain PyTorch computes them.
+
+    >>> import torch
+    >>> memory_kernels(torch.zeros(1, 1, dtype=torch.float64)) is None
+    True
+    """
+    if x.dtype != torch.float32 or not x.numel():
+        return None
+    name = _fastest(x.device.type, False)
+    return None if name == "reference" else _module(f"{name}.memory")
+
+
 def search_kernels(device: torch.device) -> ModuleType | None:
     """The kernels of whole searches with few rows in one compiled call; None where there are none.
 
@@ -114,3 +146,23 @@ def search_kernels(device: torch.device) -> ModuleType | None:
     True
     """
     return _module("cpu.search_program") if device.type == "cpu" and _installed("numba") else None
+
+
+def sparse_map_kernels(x: Tensor) -> ModuleType | None:
+    """The compiled kernels of sparse maps for rows like ``x``, or None where plain PyTorch computes them.
+
+    >>> import torch
+    >>> sparse_map_kernels(torch.zeros(0, 3)) is None
+    True
+    """
+    name = "gpu" if x.is_cuda else "cpu"
+    if x.dtype not in (torch.float32, torch.float64) or not x.numel() or x.device.type != _DEVICE[name]:
+        return None
+    return _sparse_maps(name)
+
+
+@cache
+def _sparse_maps(name: str) -> ModuleType | None:
+    if find_spec(f"thalweg.kernels.{name}.sparse_maps") is None:
+        return None
+    return _module(f"{name}.sparse_maps") if _installed(_PACKAGE[name]) else None

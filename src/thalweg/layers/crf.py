@@ -13,6 +13,7 @@ from thalweg.errors import ConfigError, DataError, ShapeError, nearest
 from thalweg.inference.chain import LinearChain
 from thalweg.inference.tag_schemes import TagConstraints
 from thalweg.kernels.dispatch import on_cpu
+from thalweg.kernels.masks import kept_lengths
 
 __all__ = ["CRF", "KBest"]
 
@@ -275,18 +276,19 @@ class CRF(nn.Module):
         mask = self._batch_first(mask)
         if on_cpu(mask) and bool(mask.all()):  # one look; elsewhere looking is dear, and all is asked for at once
             return _Kept(None, None)
-        lengths = mask.sum(1)
-        gaps = (mask[:, 1:] > mask[:, :-1]).any()
-        least, gap = torch.stack([lengths.amin(), gaps]).tolist() if len(mask) else (1, 0)  # one wait for the device
-        if least == 0:
-            item = int((lengths == 0).nonzero()[0])
+        counts = kept_lengths(mask)
+        host = counts.tolist()  # the one wait for the device
+        if 0 in host:
             raise ShapeError(
-                f"`mask` must keep at least one position of each item, got none for batch item {item}; "
+                f"`mask` must keep at least one position of each item, got none for batch item {host.index(0)}; "
                 "leave that item out"
             )
+        least = min(host, default=mask.shape[1])
         if least == mask.shape[1]:
             return _Kept(None, None)  # all is kept
-        return _Kept(lengths, (~mask).to(torch.uint8).argsort(dim=1, stable=True) if gap else None)
+        if least > 0:
+            return _Kept(counts, None)
+        return _Kept(counts.abs(), (~mask).to(torch.uint8).argsort(dim=1, stable=True))
 
     def _explain(self, chain: LinearChain, kept: _Kept, tags: Tensor, values: Tensor) -> None:
         """Raise if the constraints are why a tag sequence has probability 0; scores of -inf have their own reasons."""

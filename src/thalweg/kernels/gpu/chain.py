@@ -21,16 +21,27 @@ from thalweg.kernels.gpu.chain_launch import (
     Saved,
     dense,
     gradients,
-    launch,
     messages,
-    on_device_of,
     plan_of,
 )
+from thalweg.kernels.gpu.launching import Launch, Layout, launch, on_device_of, replayed
 from thalweg.kernels.potentials import Chain
 
 checks_labels = True  # forward gives NaN to an item with a gold label out of range
+signs = True  # forward takes the sign of its values
 
-__all__ = ["backward", "edge_marginals", "expectation", "forward", "sample", "top_k", "viterbi"]
+SMALL = 1 << 18  # numbers of a batch whose gradient takes less time to compute than to ask for
+
+__all__ = ["backward", "edge_marginals", "expectation", "forward", "is_small", "sample", "top_k", "viterbi"]
+
+
+def is_small(chain: Chain) -> bool:
+    """Whether the gradient is better computed with the value, before anyone asks for it.
+
+    >>> is_small(Chain(torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([3])))
+    True
+    """
+    return chain.emissions.numel() <= SMALL
 
 
 def forward(
@@ -40,6 +51,7 @@ def forward(
     keep: bool = True,
     low_memory: bool = False,
     method: str = "auto",
+    sign: int = 1,
 ) -> tuple[Tensor, Saved | Checkpoints | None]:
     """log Z of each item, less the score of its gold labels where they are given.
 
@@ -50,6 +62,7 @@ def forward(
         low_memory: keep messages at every ~sqrt(T)-th position only.
         method: "sequential" walks from end to end; "chunked" walks many chunks at once, each from a guess made some
             way before it, and falls back where the guesses do not fit; "auto" chooses by size.
+        sign: what the values are multiplied by, 1 or -1.
     Returns:
         ``(B,)`` in the type of the emissions, -inf for an item with no structure, and what was kept.
 
@@ -67,8 +80,9 @@ def forward(
     gold = None if gold is None else gold.contiguous()
     with on_device_of(chain.emissions):
         if low_memory:
-            return checkpointed_forward(chain, gold, keep=keep)
-        values, saved = messages(plan, chain, gold, keep=keep, both=keep)
+            values, checkpoints = checkpointed_forward(chain, gold, keep=keep)
+            return values * sign, checkpoints
+        values, saved = messages(plan, chain, gold, keep=keep, both=keep, sign=sign)
     return values, saved if keep else None
 
 
@@ -99,14 +113,15 @@ def backward(
     if saved is None:  # no items
         empty = torch.zeros_like(chain.start)
         return torch.zeros_like(emissions), torch.zeros_like(dense(chain)), empty, empty.clone()
-    weights = weights.to(emissions.dtype).contiguous()
-    gold = None if gold is None else gold.contiguous()
+    if weights.dtype != emissions.dtype:
+        weights = weights.to(emissions.dtype)
+    weights, gold = weights.contiguous(), None if gold is None else gold.contiguous()
     with on_device_of(emissions):
         if isinstance(saved, Checkpoints):
             return checkpointed_backward(chain, saved, weights, gold)
         d_transitions = torch.empty_like(dense(chain))
         d_emissions, d_ends = gradients(plan_of(chain), chain, saved, weights, gold, d_transitions)
-    return d_emissions, d_transitions, d_ends[0], d_ends[1]
+    return d_emissions, d_transitions, *d_ends.unbind()
 
 
 def viterbi(chain: Chain) -> tuple[Tensor, Tensor]:
@@ -130,11 +145,14 @@ def viterbi(chain: Chain) -> tuple[Tensor, Tensor]:
     labels = lengths.new_empty((B, T))
     if B == 0:
         return scores, labels
-    delta = torch.empty_like(emissions)
-    with on_device_of(emissions):
+    real = emissions.dtype
+    layout = Layout.of((real, (B, T, C)), (real, (plan.matrices, width, width) if plan.scaled else (0,)))
+
+    def body(start_kernel: Launch, given: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> None:
+        emissions, transitions, start, end, lengths, scores, labels = given
+        delta, columns = parts
         if plan.scaled:
-            columns = emissions.new_empty((plan.matrices, width, width))
-            launch(
+            start_kernel(
                 chain_decode.max_walk, (B,),
                 emissions, transitions, start, end, lengths, delta, columns,
                 T, C, plan.kind, CP=width, num_warps=plan.walk_warps,
@@ -142,18 +160,21 @@ def viterbi(chain: Chain) -> tuple[Tensor, Tensor]:
             strides = (plan.kind * width * width, 0, width, 1)
         else:
             columns = transitions
-            launch(
+            start_kernel(
                 chain_decode.max_walk_streamed, (B,),
                 emissions, transitions, start, end, lengths, delta,
                 T, C, plan.stride_item, plan.stride_step, CP=width, BR=plan.tile,
                 num_warps=max(1, min(8, width // 32)),
             )  # fmt: skip
             strides = (plan.stride_item, plan.stride_step, 1, C)
-        launch(
+        start_kernel(
             chain_decode.trace, (B,),
             emissions, transitions, columns, start, end, lengths, delta, scores, labels,
             T, C, plan.stride_item, plan.stride_step, *strides, CP=max(32, width), num_warps=1,
         )  # fmt: skip
+
+    with on_device_of(emissions):
+        replayed(("viterbi", plan), (emissions, transitions, start, end, lengths, scores, labels), layout, body)
     return scores, labels
 
 

@@ -29,13 +29,14 @@ class Checkpoints(NamedTuple):
 def log_messages(saved: Saved, *, scaled: bool) -> Tensor:
     """Messages as logarithms, whichever way they were kept; past the length they may be anything.
 
-    >>> kept = torch.tensor([1.0, 0.0]).view(1, 1, 1, 2)
-    >>> log_messages(Saved(kept, *[kept] * 3, torch.zeros(1), kept), scaled=True).flatten().tolist()
-    [0.0, -inf]
+    >>> chain = Chain(torch.zeros(1, 1, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([1]))
+    >>> if torch.cuda.is_available():
+    ...     chain = Chain(*(part.cuda() for part in chain))
+    ...     kept = messages(plan_of(chain), chain, None, keep=True, both=False)[1]
+    ...     assert log_messages(kept, scaled=True).exp().sum() > 0
     """
-    if not scaled:
-        return saved.messages
-    return torch.where((saved.flags != 0)[:, None, None], saved.messages, saved.messages.clamp(min=0).log())
+    kept = saved.messages
+    return torch.where((saved.flags != 0)[:, None, None], kept, kept.clamp(min=0).log()) if scaled else kept
 
 
 def _segment(chain: Chain, begin: int, steps: int, alpha: Tensor | None) -> Chain:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from thalweg.errors import ConfigError
 from thalweg.kernels.gpu import chain_log, chain_posterior, chain_scaled
+from thalweg.kernels.gpu.launching import Launch, Layout, Room, replayed
 from thalweg.kernels.potentials import Chain, SparseTransitions
 
-__all__ = ["Plan", "Saved", "dense", "gradients", "launch", "messages", "on_device_of", "plan_of"]
+__all__ = ["Plan", "Saved", "dense", "gradients", "messages", "plan_of"]
 
 MOST_HELD = 128  # labels up to which a matrix of transitions fits in the registers of one block
 PROGRAMS = 264  # two for each multiprocessor of a large device: partial sums that are added up at the end
@@ -48,18 +48,30 @@ class Plan(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a walk keeps: messages (2, B, T, C), and with them how they are scaled and which items are logarithms."""
+    """What a walk keeps, in one room: messages (2, B, T, C), how they are scaled, which items are logarithms.
 
-    messages: Tensor
-    shift: Tensor
-    scales: Tensor
-    mats: Tensor
-    flags: Tensor
-    norms: Tensor
+    >>> Saved(Room.like(torch.zeros(1), _room_of(_plan((1, 2, 3), (3, 3), False), True, True))).messages.shape
+    torch.Size([2, 1, 2, 3])
+    """
+
+    room: Room
+
+    @property
+    def messages(self) -> Tensor:
+        """(2, B, T, C), or (1, B, T, C) forwards alone."""
+        return self.room.part(_KEPT)
+
+    @property
+    def flags(self) -> Tensor:
+        """(B,) int32, not 0 where an item's messages are logarithms."""
+        return self.room.part(_FLAGS)
+
+
+_SHIFT, _SCALES, _MATS, _KEPT, _SUMS, _STATS, _TOTALS, _FLAGS, _NORMS, _WORK, _REDO, _ENTRIES, _JOINTS = range(13)
 
 
 @lru_cache(maxsize=512)
-def _plan(shape: torch.Size, transitions: torch.Size, double: bool) -> Plan:
+def _plan(shape: tuple[int, ...], transitions: tuple[int, ...], double: bool) -> Plan:
     B, T, C = shape
     width = max(16, 1 << (C - 1).bit_length())
     kind = len(transitions) - 2
@@ -94,36 +106,6 @@ def dense(chain: Chain) -> Tensor:
     return chain.transitions
 
 
-_ready: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
-
-
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Start a Triton kernel.
-
-    Triton looks at every argument anew to find the compiled variant, which takes longer than a small kernel. What it
-    looks at is summed up in a key here, and the variant it found is started directly the next time.
-    """
-    if not hasattr(kernel, "device_caches"):  # the interpreter
-        kernel[grid](*arguments, **options)
-        return
-    device = torch.cuda.current_device()
-    looks = tuple(
-        (x.dtype, x.data_ptr() % 16 == 0) if isinstance(x, Tensor) else (x == 1, x % 16 == 0, x.bit_length() > 31)
-        for x in arguments
-    )
-    key = (kernel, device, looks, *options.values())
-    found = _ready.get(key)
-    if found is None:
-        compiled = kernel[grid](*arguments, **options)
-        constants = tuple(options[name] for name in kernel.arg_names[len(arguments) :])
-        _ready[key] = compiled, constants
-        return
-    compiled, constants = found
-    sizes = (*grid, 1, 1)[:3]
-    stream = torch.cuda.current_stream(device).cuda_stream
-    compiled.run(*sizes, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments, *constants)
-
-
 def plan_of(chain: Chain, method: str = "auto") -> Plan:
     """The plan for a chain; ``method`` "sequential" or "chunked" overrules the choice that "auto" makes by size.
 
@@ -141,85 +123,130 @@ def plan_of(chain: Chain, method: str = "auto") -> Plan:
     return plan._replace(chunk=(plan.chunk or WARM_UP) if chunked else 0)
 
 
-def on_device_of(x: Tensor) -> AbstractContextManager[object]:
-    """Launches go to the current device, so it must be that of x.
-
-    >>> with on_device_of(torch.zeros(1)):
-    ...     pass
-    """
-    if x.device.type == "cuda" and x.device.index != torch.cuda.current_device():
-        return torch.cuda.device(x.device)
-    return nullcontext()
-
-
 def messages(
-    plan: Plan, chain: Chain, gold: Tensor | None, *, keep: bool, both: bool, values: Tensor | None = None
+    plan: Plan,
+    chain: Chain,
+    gold: Tensor | None,
+    *,
+    keep: bool,
+    both: bool,
+    values: Tensor | None = None,
+    sign: int = 1,
 ) -> tuple[Tensor, Saved]:
-    """log Z less the gold score (B,) and, with ``keep``, the messages: both ways, or forwards alone.
+    """log Z less the gold score (B,), times ``sign``, and, with ``keep``, the messages: both ways, or forwards alone.
 
     Launches: `prepare`; the scaled walk, in chunks first where the plan says so; the log-domain walk, which returns at
     once from items that need none.
     """
     emissions, _, start, end, lengths = chain
-    transitions = dense(chain)
+    values = emissions.new_empty(plan.B) if values is None else values
+    inputs = (emissions, dense(chain), start, end, lengths, lengths if gold is None else gold, values)
+
+    def body(launch: Launch, given: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> None:
+        _prepare(launch, plan, given, parts, gold is not None)
+        if plan.scaled:
+            _walk(launch, plan, given, parts, keep=keep, both=both, sign=sign)
+        _walk_logarithms(launch, plan, given, parts, keep=keep, both=both, sign=sign)
+
+    key = ("messages", plan, WARM_UP, keep, both, sign, gold is None, values.dtype)
+    return values, Saved(replayed(key, inputs, _room_of(plan, keep, both), body))
+
+
+@lru_cache(maxsize=512)
+def _room_of(plan: Plan, keep: bool, both: bool) -> Layout:
+    """What a walk works with; parts that it does not use are empty."""
     B, T, C, width = plan.B, plan.T, plan.C, plan.width
-    new = emissions.new_empty
-    values = new(B) if values is None else values
-    shift = new((B, T))
-    # What a launch does not use is given any tensor: an allocation costs the host as much as a small kernel.
-    scales = new((B, plan.groups)) if keep and both else shift
-    mats = new((plan.matrices, 2, width, width)) if plan.scaled else shift
-    kept = new((2 if both else 1, B, T, C)) if keep else shift
-    sums = new(B * plan.blocks, dtype=torch.float64)
-    stats = new((max(1, plan.matrices), 2), dtype=torch.float64)
-    totals = new((B, 4), dtype=torch.float64)
-    flags = new(B, dtype=torch.int32)
-    norms = new((B, T)) if keep and both and plan.tile < width else shift
-    work = new((B, 2, 2, width)) if plan.tile < width else shift
+    real, double, none = torch.float64 if plan.double else torch.float32, torch.float64, (0,)
+    chunks = _chunks(plan)
+    chunked = bool(plan.chunk and plan.scaled)
+    streamed = plan.tile < width
+    return Layout.of(
+        (real, (B, T)),
+        (real, (B, plan.groups) if keep and both else none),
+        (real, (plan.matrices, 2, width, width) if plan.scaled else none),
+        (real, (2 if both else 1, B, T, C) if keep else none),
+        (double, (B * plan.blocks,)),
+        (double, (max(1, plan.matrices), 2)),
+        (double, (B, 4)),
+        (torch.int32, (B,)),
+        (real, (B, T) if keep and both and streamed else none),
+        (real, (B, 2, 2, width) if streamed else none),
+        (torch.int32, (B,)),
+        (real, (B, 2, chunks, 2, width) if chunked else none),
+        (double, (B, 2, chunks, 3) if chunked else none),
+    )
+
+
+def _chunks(plan: Plan) -> int:
+    return max(1, -(-(plan.T - 1) // plan.chunk)) if plan.chunk else 1
+
+
+def _prepare(launch: Launch, plan: Plan, given: tuple[Tensor, ...], parts: tuple[Tensor, ...], gold: bool) -> None:
+    emissions, transitions, start, end, lengths, labels, _ = given
     launch(
-        chain_scaled.prepare, (B * plan.blocks + plan.matrices,),
-        emissions, transitions, start, end, lengths, lengths if gold is None else gold, shift, sums, stats, mats,
-        B, T, C, plan.blocks, plan.stride_item, plan.stride_step,
-        CP=width, BT=plan.rows, BR=min(width, plan.rows), GOLD=gold is not None,
+        chain_scaled.prepare, (plan.B * plan.blocks + plan.matrices,),
+        emissions, transitions, start, end, lengths, labels, parts[_SHIFT], parts[_SUMS], parts[_STATS], parts[_MATS],
+        plan.B, plan.T, plan.C, plan.blocks, plan.stride_item, plan.stride_step,
+        CP=plan.width, BT=plan.rows, BR=min(plan.width, plan.rows), GOLD=gold,
     )  # fmt: skip
-    if plan.scaled:
-        _walk(plan, chain, (shift, sums, stats, mats, totals, values, kept, scales), flags, keep=keep, both=both)
+
+
+def _walk_logarithms(
+    launch: Launch,
+    plan: Plan,
+    given: tuple[Tensor, ...],
+    parts: tuple[Tensor, ...],
+    *,
+    keep: bool,
+    both: bool,
+    sign: int,
+) -> None:
+    """The walk in the log domain: for all items, or for those that the scaled walk gave up."""
+    emissions, transitions, start, end, lengths, _, values = given
+    shift, _, _, kept, sums, stats, totals, flags, norms, work, *_ = parts
+    width = plan.width
     launch(
-        chain_log.log_recurse, (B, 2 if both else 1),
+        chain_log.log_recurse, (plan.B, 2 if both else 1),
         emissions, transitions, start, end, lengths, shift, sums, stats, totals, flags, values, kept, norms, work,
-        B, T, C, plan.blocks, plan.kind, plan.stride_item, plan.stride_step,
-        CP=width, BR=plan.tile, KEEP=keep, BOTH=both, ALWAYS=not plan.scaled, PER_STEP=plan.kind == 2,
+        plan.B, plan.T, plan.C, plan.blocks, plan.kind, plan.stride_item, plan.stride_step,
+        CP=width, BR=plan.tile, KEEP=keep, BOTH=both, ALWAYS=not plan.scaled, PER_STEP=plan.kind == 2, SIGN=sign,
         num_warps=max(1, width // 32) if width <= 64 else 8,
     )  # fmt: skip
-    return values, Saved(kept, shift, scales, mats, flags, norms)
 
 
-def _walk(plan: Plan, chain: Chain, buffers: tuple[Tensor, ...], flags: Tensor, *, keep: bool, both: bool) -> None:
+def _walk(
+    launch: Launch,
+    plan: Plan,
+    given: tuple[Tensor, ...],
+    parts: tuple[Tensor, ...],
+    *,
+    keep: bool,
+    both: bool,
+    sign: int,
+) -> None:
     """The scaled walk: from end to end, or in chunks and from end to end only where those do not fit together."""
-    emissions, _, start, end, lengths = chain
-    shift, sums, stats, _, totals, values, _, scales = buffers
+    emissions, _, start, end, lengths, _, values = given
+    shift, scales, mats, kept, sums, stats, totals, flags, _, _, redo, entries, joints = parts
+    buffers = (shift, sums, stats, mats, totals, values, kept, scales)
     B, T, C, width, chunk = plan.B, plan.T, plan.C, plan.width, plan.chunk
     sizes = (B, T, C, plan.blocks, plan.groups, width, plan.kind, chunk, WARM_UP)
-    redo, entries, joints, chunks = flags, shift, sums, 1
+    chunks = _chunks(plan)
+    redo = redo if chunk else flags
     if chunk:
-        chunks = max(1, -(-(T - 1) // chunk))
-        redo = torch.empty_like(flags)
-        entries = emissions.new_empty((B, 2, chunks, 2, width))
-        joints = sums.new_empty((B, 2, chunks, 3))
         launch(
             chain_scaled.recurse, (B, 2 if both else 1, chunks),
             emissions, start, end, lengths, *buffers, redo, entries, joints, *sizes, chunks,
-            CP=width, KEEP=keep, BOTH=both, MODE=2, num_warps=plan.walk_warps,
+            CP=width, KEEP=keep, BOTH=both, MODE=2, SIGN=sign, num_warps=plan.walk_warps,
         )  # fmt: skip
         launch(
             chain_scaled.join, (B,),
             lengths, sums, stats, totals, values, scales, redo, entries, joints,
-            plan.blocks, plan.groups, plan.kind, chunk, chunks, CP=width, BK=16, KEEP=keep, BOTH=both,
+            plan.blocks, plan.groups, plan.kind, chunk, chunks, CP=width, BK=16, KEEP=keep, BOTH=both, SIGN=sign,
         )  # fmt: skip
     launch(
         chain_scaled.recurse, (B, 4 if both else 2),
         emissions, start, end, lengths, *buffers, redo, entries, joints, *sizes, chunks,
-        CP=width, KEEP=keep, BOTH=both, MODE=1 if chunk else 0, num_warps=plan.walk_warps,
+        CP=width, KEEP=keep, BOTH=both, MODE=1 if chunk else 0, SIGN=sign, num_warps=plan.walk_warps,
     )  # fmt: skip
 
 
@@ -236,39 +263,77 @@ def gradients(
     ``d_transitions`` has the shape of the transitions, or (B, C, C) for shared ones: then each item's own sum.
     """
     emissions, _, _, end, lengths = chain
-    transitions = dense(chain)
-    kept, shift, scales, mats, flags, norms = saved
-    B, T, C, width = plan.B, plan.T, plan.C, plan.width
-    kind = d_transitions.dim() - 2
+    d_emissions, d_ends = torch.empty_like(emissions), emissions.new_empty((2, plan.C))
     labels = lengths if gold is None else gold
-    d_emissions = torch.empty_like(emissions)
-    d_ends = emissions.new_empty((2, C))
+    inputs = (emissions, dense(chain), end, lengths, labels, weights, d_emissions, d_transitions, d_ends)
+    sums = _sums_of(plan, d_transitions.dim() - 2)
+
+    def body(launch: Launch, given: tuple[Tensor, ...], parts: tuple[Tensor, ...], kept: tuple[Tensor, ...]) -> None:
+        _posteriors(launch, plan, sums, given, parts, kept, gold is not None)
+
+    replayed(("gradients", plan, sums, saved.room.layout.size, gold is None), inputs, sums.layout, body, saved.room)
+    return d_emissions, d_ends
+
+
+class _Sums(NamedTuple):
+    """How the sum over positions is cut into partial sums, in the scaled domain and in that of logarithms."""
+
+    kind: int  # of the sums: 0 shared, 1 per item, 2 per step
+    BT: int
+    BI: int
+    log_rows: int
+    log_labels: int
+    parts: int
+    log_parts: int
+    layout: Layout
+
+
+@lru_cache(maxsize=512)
+def _sums_of(plan: Plan, kind: int) -> _Sums:
+    B, T, width = plan.B, plan.T, plan.width
     BT, BI = (16, min(width, 32)) if plan.double else (32, min(width, 64))
-    log_BT, log_BI = 16, width if width <= MOST_HELD else max(4, 8192 // width)
-    blocks, log_blocks = -(-T // BT), -(-T // log_BT)
+    log_rows, log_labels = 16, width if width <= MOST_HELD else max(4, 8192 // width)
     parts = log_parts = B
     if kind != 1:
-        parts = min(B * blocks, max(8, PROGRAMS * BI // width)) if plan.scaled else 0
-        log_parts = min(B * log_blocks, max(8, (4 if kind == 2 else 1) * PROGRAMS * log_BI // width))
-    partial, used = d_transitions, flags
-    if kind == 0:
-        partial = emissions.new_empty((parts + log_parts, width, width))
-        used = flags.new_empty(log_parts)
+        parts = min(B * -(-T // BT), max(8, PROGRAMS * BI // width)) if plan.scaled else 0
+        log_parts = min(B * -(-T // log_rows), max(8, (4 if kind == 2 else 1) * PROGRAMS * log_labels // width))
+    real = torch.float64 if plan.double else torch.float32
+    shared = kind == 0
+    layout = Layout.of(
+        (real, (parts + log_parts, width, width) if shared else (0,)), (torch.int32, (log_parts if shared else 0,))
+    )
+    return _Sums(kind, BT, BI, log_rows, log_labels, parts, log_parts, layout)
+
+
+def _posteriors(
+    launch: Launch,
+    plan: Plan,
+    sums: _Sums,
+    given: tuple[Tensor, ...],
+    partials: tuple[Tensor, ...],
+    saved: tuple[Tensor, ...],
+    gold: bool,
+) -> None:
+    emissions, transitions, end, lengths, labels, weights, d_emissions, d_transitions, d_ends = given
+    shift, scales, mats, kept, _, _, _, flags, norms, *_ = saved
+    kind, BT, BI, log_rows, log_labels, parts, log_parts, _ = sums
+    B, T, C, width = plan.B, plan.T, plan.C, plan.width
+    partial, used = partials if kind == 0 else (d_transitions, flags)
     if plan.scaled:
         launch(
             chain_posterior.posterior, (parts, width // BI),
             emissions, end, lengths, labels, weights, shift, scales, mats, kept, flags, d_emissions, partial,
-            B, T, C, blocks, plan.groups, parts, 2 * width * width * plan.kind,
-            CP=width, BI=BI, BT=BT, GOLD=gold is not None, PER_ITEM=kind == 1,
+            B, T, C, -(-T // BT), plan.groups, parts, 2 * width * width * plan.kind,
+            CP=width, BI=BI, BT=BT, GOLD=gold, PER_ITEM=kind == 1,
             PRECISION="ieee" if plan.double else "tf32x3",
             num_warps=max(2, min(8, width // 16)), num_stages=2,
         )  # fmt: skip
     launch(
-        chain_log.log_posterior, (log_parts, width // log_BI),
+        chain_log.log_posterior, (log_parts, width // log_labels),
         emissions, transitions, end, lengths, labels, weights, shift, kept, norms, flags, used, d_emissions, partial,
-        B, T, C, log_blocks, log_parts, parts, plan.stride_item, plan.stride_step,
-        CP=width, BI=log_BI, BT=log_BT, GOLD=gold is not None, ALWAYS=not plan.scaled, KIND=kind,
-        num_warps=max(1, min(16, width * log_BI // 512)),
+        B, T, C, -(-T // log_rows), log_parts, parts, plan.stride_item, plan.stride_step,
+        CP=width, BI=log_labels, BT=log_rows, GOLD=gold, ALWAYS=not plan.scaled, KIND=kind,
+        num_warps=max(1, min(16, width * log_labels // 512)),
     )  # fmt: skip
     tiles = width * width // 64 if kind == 0 else 0
     launch(
@@ -276,4 +341,3 @@ def gradients(
         lengths, d_emissions, partial, used, d_transitions, d_ends,
         B, T, C, parts, log_parts, tiles, CP=width, BK=64, BB=32,
     )  # fmt: skip
-    return d_emissions, d_ends

@@ -89,6 +89,7 @@ def log_recurse(
     BOTH: tl.constexpr,
     ALWAYS: tl.constexpr,
     PER_STEP: tl.constexpr,
+    SIGN: tl.constexpr,
 ):
     """Walk along one item in the log domain: grid (B, 2) or, without the backward walk, (B, 1).
 
@@ -169,7 +170,7 @@ def log_recurse(
         total = tl.sum(tl.exp(x - finite_or_zero(top)).to(tl.float64), axis=0)
         value = tl.log(tl.where(total > 0, total, 1.0)) + finite_or_zero(top).to(tl.float64) + tl.sum(offset, axis=0)
         constants = sum_of(sums + item * blocks, blocks)
-        tl.store(values + item, tl.where(total > 0, value + constants, -float("inf")))
+        tl.store(values + item, SIGN * tl.where(total > 0, value + constants, -float("inf")))
 
 
 @triton.jit

@@ -186,10 +186,11 @@ def recurse(
     KEEP: tl.constexpr,
     BOTH: tl.constexpr,
     MODE: tl.constexpr,
+    SIGN: tl.constexpr,
 ):
     """Walk along one item: grid (B, 4) for forwards, backwards and the two floored walks, (B, 2) without backwards.
 
-    Writes ``totals[b, walk]`` = log sum(x_last) less its constants, and the forward walk ``values[b]``. With KEEP,
+    Writes ``totals[b, walk]`` = log sum(x_last) less its constants, and forwards SIGN times ``values[b]``. With KEEP,
     ``messages`` (2, B, T, C) gets alpha and beta and ``scales`` (B, groups) the powers of two of the forward walk.
     MODE 1 walks only where ``redo[b]``. MODE 2 walks ``chunk`` steps from a guess made ``warm_up`` steps before, grid
     (B, 2 or 1, chunks): see :func:`join`.
@@ -316,7 +317,7 @@ def recurse(
         tl.store(totals + item * 4 + backwards + 2 * floored, total)
         if (backwards == 0) & (floored == 0):
             constants = sum_of(sums + item * blocks, blocks) + final.to(tl.float64) * tl.load(stats + 2 * which)
-            tl.store(values + item, tl.where(total == low, low, finite_or_zero(total) + constants))
+            tl.store(values + item, SIGN * tl.where(total == low, low, finite_or_zero(total) + constants))
 
 
 @triton.jit(do_not_specialize=["blocks", "groups", "per_item", "chunk", "chunks"])
@@ -339,6 +340,7 @@ def join(
     BK: tl.constexpr,
     KEEP: tl.constexpr,
     BOTH: tl.constexpr,
+    SIGN: tl.constexpr,
 ):
     """Whether the chunks of an item fit together, and its value if they do; grid (B,).
 
@@ -378,7 +380,7 @@ def join(
     tl.store(redo + item, bad.to(tl.int32))
     tl.store(totals + item * 4 + tl.arange(0, 2), tl.zeros([2], tl.float64))
     constants = sum_of(sums + item * blocks, blocks) + final.to(tl.float64) * tl.load(stats + 2 * which)
-    tl.store(values + item, finite_or_zero(value) + constants)
+    tl.store(values + item, SIGN * (finite_or_zero(value) + constants))
 
 
 @triton.jit

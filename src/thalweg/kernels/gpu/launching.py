@@ -1,0 +1,214 @@
+"""Starting Triton kernels with few microseconds of the host: for small problems that is what a user waits for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Layout", "Room", "launch", "on_device_of", "replayed"]
+
+Launch = Callable[..., Any]
+"""What starts a kernel: ``launch(kernel, grid, *arguments, **options)``."""
+
+_APART = 256  # bytes; parts begin at multiples of it, as tensors of their own would
+
+
+class Layout(NamedTuple):
+    """Where tensors lie in one allocation: bytes in all, and of each its first byte, its type and its shape.
+
+    >>> Layout.of((torch.float64, (2,)), (torch.float32, (3, 4))).places[1]
+    (256, torch.float32, (3, 4))
+    """
+
+    size: int
+    places: tuple[tuple[int, torch.dtype, tuple[int, ...]], ...]
+    firsts: tuple[int, ...]  # of the places, by themselves
+
+    @classmethod
+    def of(cls, *parts: tuple[torch.dtype, tuple[int, ...]]) -> Layout:
+        """Parts one after another.
+
+        >>> Layout.of((torch.uint8, (3,))).size
+        256
+        """
+        size, places = 0, []
+        for dtype, shape in parts:
+            places.append((size, dtype, shape))
+            size += -(-math.prod(shape) * dtype.itemsize // _APART) * _APART
+        return cls(size, tuple(places), tuple(place[0] for place in places))
+
+
+class Room(NamedTuple):
+    """Several tensors in one allocation; a view of one is made when asked for, since many are only pointed at.
+
+    >>> room = Room.like(torch.zeros(1), Layout.of((torch.int32, (2,)), (torch.float32, (3, 4))))
+    >>> room.part(1).shape, room.part(0).dtype
+    (torch.Size([3, 4]), torch.int32)
+    """
+
+    memory: Tensor
+    layout: Layout
+
+    @classmethod
+    def like(cls, x: Tensor, layout: Layout) -> Room:
+        """A room on the device of x.
+
+        >>> Room.like(torch.zeros(1), Layout.of((torch.int32, (2,)))).memory.shape
+        torch.Size([256])
+        """
+        return cls(x.new_empty(layout.size, dtype=torch.uint8), layout)
+
+    def part(self, index: int) -> Tensor:
+        """The tensor at a place of the layout.
+
+        >>> Room.like(torch.zeros(1), Layout.of((torch.int32, (0, 5)))).part(0).shape
+        torch.Size([0, 5])
+        """
+        first, dtype, shape = self.layout.places[index]
+        return self.memory[first : first + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """All tensors of the room.
+
+        >>> len(Room.like(torch.zeros(1), Layout.of((torch.int32, (2,)), (torch.int32, (2,)))).parts())
+        2
+        """
+        return tuple(self.part(index) for index in range(len(self.layout.places)))
+
+
+_ready: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> tuple[Any, tuple[Any, ...]] | None:
+    """Start a Triton kernel; gives the compiled variant and its constants, None in the interpreter.
+
+    Triton looks at every argument anew to find the compiled variant, which takes longer than a small kernel. What it
+    looks at is summed up in a key here, and the variant it found is started directly the next time.
+    """
+    if not hasattr(kernel, "device_caches"):  # the interpreter
+        kernel[grid](*arguments, **options)
+        return None
+    device = torch.cuda.current_device()
+    looks = tuple(
+        (x.dtype, x.data_ptr() % 16 == 0) if isinstance(x, Tensor) else (x == 1, x % 16 == 0, x.bit_length() > 31)
+        for x in arguments
+    )
+    key = (kernel, device, looks, *options.values())
+    found = _ready.get(key)
+    if found is None:
+        compiled = kernel[grid](*arguments, **options)
+        constants = tuple(options[name] for name in kernel.arg_names[len(arguments) :])
+        _ready[key] = compiled, constants
+        return _ready[key]
+    compiled, constants = found
+    sizes = (*grid, 1, 1)[:3]
+    stream = _stream(device)
+    compiled.run(*sizes, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments, *constants)
+    return found
+
+
+def _stream(device: int) -> int:
+    return torch._C._cuda_getCurrentRawStream(device)  # as Triton asks; torch.cuda makes an object of it first
+
+
+def on_device_of(x: Tensor) -> AbstractContextManager[object]:
+    """Launches go to the current device, so it must be that of x.
+
+    >>> with on_device_of(torch.zeros(1)):
+    ...     pass
+    """
+    if x.device.type == "cuda" and x.device.index != torch.cuda.current_device():
+        return torch.cuda.device(x.device)
+    return nullcontext()
+
+
+class _Step(NamedTuple):
+    """One recorded launch: what to start, and which of the pointers and constants it takes, in order."""
+
+    run: Any
+    grid: tuple[int, ...]
+    function: Any
+    metadata: Any
+    constants: tuple[Any, ...]
+    pick: Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
+_tapes: dict[Hashable, list[_Step]] = {}
+
+
+def replayed(
+    key: Hashable,
+    inputs: tuple[Tensor, ...],
+    layout: Layout,
+    body: Callable[..., None],
+    before: Room | None = None,
+) -> Room:
+    """A room in which ``body(launch, inputs, parts)`` has worked: called once, its launches repeated from then on.
+
+    Args:
+        key: what decides every number, type and option of the launches, and their order.
+        inputs: all tensors that the body gives to kernels beside the parts of the room, of the same types and shapes
+            under the same key; it is handed aliases of them, so that one tensor given twice is two.
+        layout: of the room.
+        body: launches and nothing else.
+        before: a room filled earlier, of the same layout under the same key; its parts are the body's last argument.
+
+    A repeated launch looks at no argument: pointers go to the driver as they are. A tensor that does not begin at a
+    multiple of 16 bytes takes the ordinary way.
+
+    >>> room = replayed("doc", (torch.zeros(1),), Layout.of((torch.float32, (2,))), lambda *given: None)
+    >>> room.part(0).shape
+    torch.Size([2])
+    """
+    room = Room.like(inputs[0], layout)
+    base = room.memory.data_ptr()
+    pointers = [x.data_ptr() for x in inputs]
+    bits = 0
+    for pointer in pointers:
+        bits |= pointer
+    aligned, device = not bits & 15, inputs[0].device.index
+    tape = _tapes.get((key, device)) if aligned else None
+    if tape is None:
+        steps = _recorded(inputs, room, body, before)
+        if aligned and steps:
+            _tapes[key, device] = steps
+        return room
+    pointers += [base + first for first in layout.firsts]
+    if before is not None:
+        base = before.memory.data_ptr()
+        pointers += [base + first for first in before.layout.firsts]
+    stream = _stream(device)  # type: ignore[arg-type]
+    for run, grid, function, metadata, constants, pick in tape:
+        run(*grid, stream, function, metadata, None, None, None, *pick((*pointers, *constants)))
+    return room
+
+
+def _recorded(inputs: tuple[Tensor, ...], room: Room, body: Callable[..., None], before: Room | None) -> list[_Step]:
+    """Run the body; its launches as steps, none where the interpreter ran them."""
+    inputs = tuple(x.view_as(x) for x in inputs)
+    parts, others = room.parts(), () if before is None else before.parts()
+    first = len(inputs) + len(parts) + len(others)  # slots of tensors come before those of numbers
+    slots = {id(x): slot for slot, x in enumerate((*inputs, *parts, *others))}
+    steps: list[_Step] = []
+
+    def record(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        found = launch(kernel, grid, *arguments, **options)
+        if found is None:
+            return
+        compiled, fixed = found
+        numbers = [x for x in arguments if not isinstance(x, Tensor)]
+        after = iter(range(first, first + len(numbers)))
+        order = [slots[id(x)] if isinstance(x, Tensor) else next(after) for x in arguments]
+        order += range(first + len(numbers), first + len(numbers) + len(fixed))
+        sizes = (*grid, 1, 1)[:3]
+        metadata = compiled.packed_metadata
+        steps.append(_Step(compiled.run, sizes, compiled.function, metadata, (*numbers, *fixed), itemgetter(*order)))
+
+    body(record, inputs, parts, *([] if before is None else [others]))
+    return steps
