@@ -23,11 +23,14 @@ setup: $(STAMP)  ## create .venv and install Thalweg with its development tools
 demo: setup  ## train, measure and use a pronunciation model on embedded data
 	$(BIN)/thalweg recipe run demo --out runs/demo --fresh
 
+# A process for each core; tests of one file stay together, because they share what is slow to make.
+PARALLEL := -n auto --dist loadfile
+
 test: setup  ## the test suite (under 10 minutes on 2 cores)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-all: setup  ## the test suite with the slow checks
-	$(BIN)/python -m pytest -m 'slow or not slow'
+	$(BIN)/python -m pytest $(PARALLEL) -m 'slow or not slow'
 
 lint: setup  ## ruff and pyright
 	$(BIN)/ruff check .

@@ -1,4 +1,8 @@
-"""LSTM and GRU encoder-decoders: Thalweg's beam beside yoyodyne's and beside an earlier version of itself."""
+"""LSTM and GRU encoder-decoders: Thalweg's beam beside yoyodyne's and beside an earlier version of itself.
+
+Training is no part of what is measured: a few epochs, until words end, are enough. The earlier version and this one
+share one training; yoyodyne has its own, on the same pairs for as many epochs.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,14 @@ from typing import Any
 
 from common import Spread, Worker, WrongAnswerError, version_in
 from sides import PEER, SIZES, Data, Ours, Peer, complete, prepare
-from training import BEAM, GREEDY, agreement, alternate, check_like_lengths, check_ours, check_parameters, check_peer
+from training import BEAM, GREEDY, agreement, check_like_lengths, check_ours, check_parameters, check_peer
 
 from thalweg.tasks import Transducer, build_config, load, train
 
 HERE = Path(__file__).resolve().parent
 CELLS = ("lstm", "gru")
+WORDS = 400
+"""Test words, unless told otherwise: the peer's beam takes its time over all of them."""
 
 
 def raw_config(data: Data, cell: str, *, epochs: int, seed: int) -> dict[str, Any]:
@@ -110,16 +116,35 @@ def _check_first(ours: Ours, transducer: Transducer, first: First) -> float:
     return min(shares)
 
 
+def alternate(rounds: int, budget: float, jobs: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Every job once a round, in turn; one that has had its seconds sits out the rest."""
+    values: dict[str, list[float]] = {name: [] for name in jobs}
+    spent = dict.fromkeys(jobs, 0.0)
+    for number in range(1, rounds + 1):
+        for name, job in jobs.items():
+            if spent[name] > budget and number > 2:
+                continue
+            began = time.perf_counter()
+            values[name].append(job())
+            spent[name] += time.perf_counter() - began
+            print(f"  round {number}: {name} {values[name][-1]:,.0f} words/s", flush=True)
+    return values
+
+
 def measure_cell(args: Any, data: Data, folder: Path, cell: str, *, yoyodyne: bool) -> dict[str, Any]:
     """Train on both sides, check, then predict in turn."""
     config = raw_config(data, cell, epochs=args.epochs, seed=0)
     run = folder / f"run-{cell}"
     peer = first = None
+    print(f"{cell}: training for {args.epochs} epochs, once for both versions of thalweg", flush=True)
+    began = time.perf_counter()
+    training: dict[str, float] = {}
     try:
         if args.first:
             first = First(args.first, args.first_python, config, run, args.threads)
         else:
             complete(train(build_config(config), run))
+        training["ours"] = time.perf_counter() - began
         ours, transducer = Ours(data, run, 0), load(run, device="cpu")
         checks: dict[str, Any] = {"ours": check_ours(ours, transducer)}
         parameters = {"ours": sum(p.numel() for p in transducer.model.parameters())}
@@ -129,11 +154,14 @@ def measure_cell(args: Any, data: Data, folder: Path, cell: str, *, yoyodyne: bo
             peer = CellPeer(data, args.peer_python, folder, cell, seed=0, threads=args.threads)
             parameters["peer"] = peer.facts["parameters"]
             check_parameters(parameters["ours"], parameters["peer"])
+            print(f"{cell}: training {PEER} for {args.epochs} epochs", flush=True)
+            began = time.perf_counter()
             for _ in range(args.epochs):
                 peer.train()
+            training["peer"] = time.perf_counter() - began
             checks["peer"] = check_peer(peer)
             check_like_lengths(checks)
-        values = alternate(args.rounds, _jobs(ours, transducer, peer, first, checks))
+        values = alternate(args.rounds, args.budget, _jobs(ours, transducer, peer, first, checks))
     finally:
         for side in (peer, first):
             if side:
@@ -146,6 +174,7 @@ def measure_cell(args: Any, data: Data, folder: Path, cell: str, *, yoyodyne: bo
     }
     return {
         "cell": cell,
+        "training_s": training,
         "parameters": parameters,
         "checks": checks,
         "words_per_second": {name: spread.to_json() for name, spread in spreads.items()},
@@ -164,11 +193,13 @@ def recurrent_part(args: Any) -> dict[str, Any]:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data = prepare(folder, args.data_root, args.pairs, args.words)
+        data = prepare(folder, args.data_root, args.pairs, args.words or WORDS)
+        print(f"{data.name}: {data.pairs:,} training pairs, {len(data.words):,} test words", flush=True)
         cells = [measure_cell(args, data, folder, cell, yoyodyne=bool(found)) for cell in CELLS]
     return {
         "data": {"name": data.name, "pairs": data.pairs, "words": len(data.words)},
         "epochs": args.epochs,
+        "training": "a few epochs, until words end; one training for both versions of thalweg",
         "yoyodyne": found,
         "left_out": missing,
         "seconds": time.perf_counter() - began,

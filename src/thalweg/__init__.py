@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thalweg import data, energies, inference, layers, learning, metrics, tasks
+    from thalweg import data, diagnostics, energies, inference, layers, learning, metrics, tasks
     from thalweg.tasks import evaluate, load, train
 
 __version__ = "0.1.0"
@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 __all__ = [
     "__version__",
     "data",
+    "diagnostics",
     "energies",
     "evaluate",
     "inference",

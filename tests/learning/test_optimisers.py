@@ -1,13 +1,26 @@
 """Optimisers by name, learning-rate schedules, plateau and teacher forcing against closed forms."""
 
+import copy
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from tiny_regression import Data, Killed, kill_at, make, same_files
 
-from thalweg.errors import ConfigError
-from thalweg.learning.optimisers import Plateau, build_optimiser, learning_rate_factor, teacher_forcing_at
+from thalweg.errors import CheckpointError, ConfigError
+from thalweg.learning.checkpoint import flatten_optimiser, load_checkpoint, restore_optimiser, save_checkpoint
+from thalweg.learning.optimisers import (
+    Plateau,
+    build_optimiser,
+    decay_groups,
+    learning_rate_factor,
+    teacher_forcing_at,
+)
+from thalweg.recipes import load_recipe
+from thalweg.tasks.config import as_settings, build_config
+from thalweg.tasks.resuming import as_begun, check_continues
 
 GRADIENTS = [[1.0, -0.01, 0.0], [0.5, 0.02, 0.0], [2.0, -0.03, 0.0]]
 START = [1.0, -2.0, 3.0]
@@ -16,7 +29,9 @@ START = [1.0, -2.0, 3.0]
 def run(name, *, fused, decay, rate=0.1, **settings):
     """Three steps of the library's optimiser with the gradients above."""
     weight = torch.nn.Parameter(torch.tensor(START, dtype=torch.float64))
-    optimiser = build_optimiser(name, [weight], learning_rate=rate, weight_decay=decay, fused=fused, **settings)
+    optimiser = build_optimiser(
+        name, [weight], learning_rate=rate, weight_decay=decay, decay="all", fused=fused, **settings
+    )
     for gradient in GRADIENTS:
         weight.grad = torch.tensor(gradient, dtype=torch.float64)
         optimiser.step()
@@ -182,3 +197,186 @@ def test_forcing_may_rise_and_stays_a_probability():
 def test_unknown_forcing_schedule():
     with pytest.raises(ConfigError, match="teacher-forcing schedule `liner` is not known; did you mean `linear`"):
         teacher_forcing_at("liner", 1.0, 0.0, 0.5)
+
+
+class Assorted(torch.nn.Module):
+    """Every kind of parameter there is."""
+
+    def __init__(self):
+        super().__init__()
+        nn = torch.nn
+        self.embedding = nn.Embedding(5, 4)
+        self.lstm = nn.LSTM(4, 3)
+        self.grid_norm = nn.LayerNorm((2, 3))  # two axes, and yet a norm
+        self.batch = nn.BatchNorm1d(3)
+        self.instance = nn.InstanceNorm1d(3, affine=True)
+        self.group = nn.GroupNorm(1, 3)
+        self.rms = nn.RMSNorm(3)
+        self.long = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
+        self.spectral = nn.utils.parametrizations.orthogonal(nn.Linear(3, 2, bias=False))
+        self.bias = nn.Parameter(torch.zeros(2, 3))  # two axes, and yet a bias
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+        self.row = nn.Linear(4, 1)
+        self.frozen = nn.Parameter(torch.zeros(3, 3), requires_grad=False)
+        self.tied = nn.Linear(4, 5, bias=False)
+        self.tied.weight = self.embedding.weight
+
+
+MATRICES = {
+    *("embedding.weight", "lstm.weight_ih_l0", "lstm.weight_hh_l0", "row.weight"),
+    *("long.parametrizations.weight.original1", "spectral.parametrizations.weight.original"),
+}
+
+
+def names_of(model, group):
+    named = {id(p): name for name, p in model.named_parameters()}
+    return {named[id(p)] for p in group["params"]}
+
+
+def test_groups_of_every_kind_of_parameter():
+    model = Assorted()
+    everything = {name for name, p in model.named_parameters() if p.requires_grad}
+    for name in ("sgd", "adam_l2", "adamw"):
+        matrices, vectors = build_optimiser(name, model, learning_rate=0.1, weight_decay=0.3).param_groups
+        assert [g["name"] for g in (matrices, vectors)] == ["matrices", "vectors"]
+        assert [g["weight_decay"] for g in (matrices, vectors)] == [0.3, 0.0]
+        assert names_of(model, matrices) == MATRICES
+        assert names_of(model, vectors) == everything - MATRICES
+        (one,) = build_optimiser(name, model, learning_rate=0.1, weight_decay=0.3, decay="all").param_groups
+        assert (one["name"], one["weight_decay"]) == ("all", 0.3)
+        assert names_of(model, one) == everything
+    kept = [p for p in model.parameters() if p.requires_grad]
+    for group in decay_groups(model, 0.3):
+        assert [id(kept[place]) for place in group["places"]] == [id(p) for p in group["params"]]
+
+
+def test_groups_of_parameters_alone_go_by_shape():
+    matrix, vector = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))
+    assert [g["name"] for g in decay_groups([vector], 0.1)] == ["vectors"]
+    assert [g["name"] for g in decay_groups([matrix], 0.1)] == ["matrices"]
+    assert [g["places"] for g in decay_groups(iter([vector, matrix]), 0.1)] == [[1], [0]]
+    with pytest.raises(ValueError, match="empty parameter list"):
+        build_optimiser("sgd", [], learning_rate=0.1)
+
+
+def test_unknown_decay():
+    with pytest.raises(ConfigError, match="decay `matrix` is not known; did you mean `matrices`"):
+        decay_groups([], 0.1, "matrix")
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam_l2", "adamw"])
+def test_only_matrices_shrink(name):
+    """Without gradients nothing but the decay acts."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 1)).double()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.fill_(1.0)
+    optimiser = build_optimiser(name, net, learning_rate=0.1, weight_decay=0.5)
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    optimiser.step()
+    moved = {key for key, p in net.named_parameters() if not torch.equal(p, torch.ones_like(p))}
+    assert moved == {"0.weight", "2.weight"}
+
+
+def test_groups_change_nothing_where_nothing_decays(tmp_path):
+    for decay in ("all", "matrices"):
+        make(tmp_path / decay, weight_decay=0.0, decay=decay).fit(Data())
+    same_files(tmp_path / "all", tmp_path / "matrices")
+    for decay in ("all", "matrices"):
+        make(tmp_path / f"{decay}-decayed", weight_decay=0.1, decay=decay).fit(Data())
+    with pytest.raises(AssertionError):
+        same_files(tmp_path / "all-decayed", tmp_path / "matrices-decayed")
+
+
+def test_the_rate_moves_in_every_group(tmp_path):
+    trainer = make(tmp_path, schedule="cosine", epochs=2)
+    trainer.fit(Data())
+    rates = {group["name"]: group["lr"] for group in trainer.optimiser.param_groups}
+    assert rates.keys() == {"matrices", "vectors"}
+    assert rates["matrices"] == rates["vectors"] == pytest.approx(0.05 * math.cos(math.pi * 5 / 6 / 2) ** 2)
+
+
+@pytest.mark.parametrize("decay", ["matrices", "all"])
+@pytest.mark.parametrize("optimiser", ["adamw", "adam_l2", "sgd"])
+def test_resumed_groups_equal_uninterrupted_ones(tmp_path, decay, optimiser):
+    settings = {"decay": decay, "optimiser": optimiser, "momentum": 0.9, "weight_decay": 0.2}
+    make(tmp_path / "whole", **settings).fit(Data())
+    for step in (2, 5):
+        with pytest.raises(Killed):
+            make(tmp_path / f"cut-{step}", listener=kill_at(step), **settings).fit(Data())
+        make(tmp_path / f"cut-{step}", **settings).fit(Data(), resume=True)
+        same_files(tmp_path / "whole", tmp_path / f"cut-{step}")
+
+
+def written_before_groups(path, model):
+    """The file as it was when all parameters were one group: numbered in the order of the model."""
+    checkpoint = load_checkpoint(path)
+    tensors = {name: t for name, t in checkpoint.tensors.items() if not name.startswith("optimiser.")}
+    optimiser = torch.optim.AdamW(model.parameters())
+    restore_optimiser(optimiser, checkpoint.part("optimiser."))
+    for index, slots in optimiser.state_dict()["state"].items():
+        tensors |= {f"optimiser.{index}.{slot}": value for slot, value in slots.items()}
+    assert tensors.keys() == checkpoint.tensors.keys()
+    save_checkpoint(path, type(checkpoint)(tensors, checkpoint.meta))
+
+
+@pytest.mark.parametrize("decay", ["all", "matrices"])
+def test_a_run_from_before_the_groups_goes_on(tmp_path, decay):
+    make(tmp_path / "whole", decay=decay, weight_decay=0.2).fit(Data())
+    with pytest.raises(Killed):
+        make(tmp_path / "cut", decay=decay, weight_decay=0.2, listener=kill_at(5)).fit(Data())
+    trainer = make(tmp_path / "cut", decay=decay, weight_decay=0.2)
+    written_before_groups(tmp_path / "cut" / "last.safetensors", trainer.raw)
+    trainer.fit(Data(), resume=True)
+    same_files(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_what_is_kept_does_not_depend_on_the_groups():
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    both = {decay: build_optimiser("adamw", net, learning_rate=0.1, decay=decay) for decay in ("all", "matrices")}
+    for n, p in enumerate(net.parameters()):
+        p.grad = torch.full_like(p, 1.0 + n)
+    both["matrices"].step()
+    kept = flatten_optimiser(both["matrices"], "")
+    restore_optimiser(both["all"], kept)
+    for p in net.parameters():
+        for slot in ("exp_avg", "exp_avg_sq", "step"):
+            assert torch.equal(both["all"].state[p][slot], both["matrices"].state[p][slot])
+    with pytest.raises(ValueError, match=r"optimiser tensor 0\.exp_avg must be \(4, 3\), got \(4,\)"):
+        restore_optimiser(both["all"], {"0.exp_avg": kept["1.exp_avg"]})
+    with pytest.raises(ValueError, match="the optimiser has 4 parameters, the file one numbered 4"):
+        restore_optimiser(both["all"], {"4.exp_avg": kept["1.exp_avg"]})
+
+
+def test_a_file_of_another_shape_is_refused(tmp_path):
+    with pytest.raises(Killed):
+        make(tmp_path, listener=kill_at(3)).fit(Data())
+    path = tmp_path / "last.safetensors"
+    checkpoint = load_checkpoint(path)
+    checkpoint.tensors["optimiser.0.exp_avg"] = torch.zeros(7)
+    save_checkpoint(path, checkpoint)
+    with pytest.raises(CheckpointError, match=r"does not fit this config \(optimiser tensor 0\.exp_avg must be"):
+        make(tmp_path).fit(Data(), resume=True)
+
+
+def test_a_run_that_said_nothing_about_decay_meant_all():
+    """Such a run goes on with `decay: all` alone, and its own config says so."""
+    settings = as_settings(build_config({}))
+    assert settings["training"]["decay"] == "matrices"
+    old = copy.deepcopy(settings)
+    del old["training"]["decay"]
+    before = {"config": old, "progress": {"epoch": 1}}
+    with pytest.raises(CheckpointError, match=r"expected training\.decay=all as before, got matrices"):
+        check_continues(Path("last"), before, {"config": settings})
+    filled = as_begun(old)
+    assert filled["training"]["decay"] == "all"
+    assert "decay" not in old["training"]
+    check_continues(Path("last"), before, {"config": as_settings(build_config(filled))})
+    assert as_begun(settings) == settings
+    assert as_begun({}) == {}
+
+
+@pytest.mark.parametrize("name", ["t1", "t2", "t3", "t6", "t7", "demo", "ar2en-small", "ar2en-best"])
+def test_published_recipes_decay_as_they_were_measured(name):
+    assert build_config(load_recipe(name).config).training.decay == "all"

@@ -55,7 +55,11 @@ def test_unknown_keys_and_wrong_shapes(raw, said):
         ({"model": {"hidden": [8]}}, "`model.hidden`: input should be a valid integer"),
         ({"model": {"dropout": "much"}}, "`model.dropout`: input should be a valid number"),
         ({"model": {"bidirectional": "perhaps"}}, "`model.bidirectional`: input should be a valid boolean"),
-        ({"model": {"cell": "lsmt"}}, "`model.cell`: input should be 'lstm', 'gru' or 'gru-reset-before', got 'lsmt'"),
+        (
+            {"model": {"cell": "lsmt"}},
+            "`model.cell`: input should be 'lstm', 'gru', 'gru-reset-before', 'rnn-tanh', 'rnn-relu', 'rnn-tanh-pre' or "
+            "'rnn-relu-pre', got 'lsmt'",
+        ),
         ({"training": {"optimiser": "adam"}}, "`training.optimiser`: input should be 'sgd', 'adam_l2' or 'adamw'"),
         ({"search": {"search": "bem"}}, "`search.search`: input should be"),
         ({"data": {"train": {"a": 1}}}, "`data.train`: input should be a valid string"),

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 import thalweg
 from thalweg.cli import data, recipe
+from thalweg.cli.diagnose import diagnose
 from thalweg.cli.evaluate import evaluate
 from thalweg.cli.output import flowing, note
 from thalweg.cli.predict import predict
@@ -115,7 +116,7 @@ def _root(
     """
 
 
-for _command in (train, evaluate, predict):
+for _command in (train, evaluate, predict, diagnose):
     app.command(help=flowing(_command))(_command)
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(data.app, name="data")

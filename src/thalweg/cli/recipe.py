@@ -73,10 +73,13 @@ def run_command(
 ) -> None:
     """Train and measure as a recipe says; run again after Ctrl-C, it goes on where it stopped.
 
+    An experiment (hopfield-...) trains no run: it ends with a page of tables and pictures.
+
     \b
     Example:
       thalweg recipe run demo --out runs/demo
       thalweg recipe run demo --seeds 3 epochs=2
+      thalweg recipe run hopfield-digits --out runs/digits stored=50
     """
     from thalweg.recipes import load_recipe, run_recipe
 
@@ -103,6 +106,11 @@ def run_command(
         say()
     show_table(result.table)
     say()
+    if recipe.experiment:
+        for picture in result.pictures:
+            say(f"picture {picture}")
+        say(f"page    {result.report}")
+        return
     say(f"runs    {result.directory}")
     if result.report is not None:
         say(f"report  {result.report}")

@@ -16,6 +16,7 @@ from thalweg.cli.progress import Display, metrics_line
 from thalweg.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
+    from thalweg.learning.trainer import Watch
     from thalweg.tasks import TrainResult
 
 __all__ = ["default_out", "split_words", "train"]
@@ -54,6 +55,10 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     device: Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu, cuda or mps.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Of everything random.")] = None,
+    watch: Annotated[
+        str | None, typer.Option(metavar="gradients", help="Log a profile of gradients every --watch-every steps.")
+    ] = None,
+    watch_every: Annotated[int, typer.Option(min=1, metavar="N", help="Steps between two profiles.")] = 50,
     data_root: DataRoot = None,
 ) -> None:
     """Train a model on pairs of strings: source, tab, target, one pair a line; a third column holds tags.
@@ -68,6 +73,7 @@ def train(
       thalweg train --data train.tsv --model transformer batch_tokens=4000 epochs=100
       thalweg train --data inflection.tsv --model transformer
       thalweg train config.yaml learning_rate=0.001 --seed 2
+      thalweg train --data train.tsv --watch gradients encoder_layers=8
       thalweg train --resume --out runs/names
     """
     from thalweg.tasks.config import build_config
@@ -83,16 +89,27 @@ def train(
     out = out or default_out(config.data.train, model or (path.stem if path else DEFAULT_MODEL))
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: expected a run directory, got a file; choose another --out")
+    watching = _watch(watch, watch_every)
     guessed = [side for side in ("source", "target") if getattr(config.data, f"{side}_symbols") == "auto"]
     note(f"run     {out}")
     try:
         with Display(guessed=guessed) as display:
-            result = train_task(config, out, resume=resume, listener=display, root=data_root)
+            result = train_task(config, out, resume=resume, listener=display, root=data_root, watch=watching)
     except KeyboardInterrupt:
         _stopped(out, config.data.train, data_root)
     if not result.reason:
         _stopped(out, config.data.train, data_root)
     _finish(result, phones=display.phones)
+
+
+def _watch(what: str | None, every: int) -> Watch | None:
+    if what is None:
+        return None
+    if what != "gradients":
+        raise ConfigError(f"--watch `{what}` is not known; {nearest(what, ['gradients'])}")
+    from thalweg.diagnostics.gradient_watch import GradientWatch
+
+    return GradientWatch(every)
 
 
 def split_words(words: Sequence[str]) -> tuple[Path | None, list[str]]:
@@ -119,8 +136,10 @@ def _settings(
     """The settings under the options and words, and how to call their place in messages."""
     from thalweg.tasks.config import read_config
     from thalweg.tasks.families import PRESETS
+    from thalweg.tasks.resuming import as_begun
 
-    if resume and path is None and data is None:
+    own = resume and path is None and data is None  # the settings are those that the run has written itself
+    if own:
         if out is None:
             raise ConfigError("--resume needs the run to go on with; give `--out RUN`")
         if model is not None:
@@ -131,6 +150,7 @@ def _settings(
     if model is not None and model not in PRESETS:
         raise ConfigError(f"--model `{model}` is not known; {nearest(model, PRESETS)}")
     raw = read_config(path) if path else {}
+    raw = as_begun(raw) if own else raw
     preset = PRESETS[model or DEFAULT_MODEL] if model or not path else {}
     merged: dict[str, Any] = {section: dict(values) for section, values in preset.items()}
     for section, values in raw.items():

@@ -85,16 +85,16 @@ class Alphabet:
         >>> Alphabet(["a", "b"]).decode([2, 4, 5, 3, -1, -1])
         ('a', 'b')
         """
-        result = []
+        result, symbols, size = [], self._symbols, len(self)
         for number in map(int, ids):
-            if number == EOS:
+            if SPECIALS <= number < size:
+                result.append(symbols[number - SPECIALS])
+            elif number == EOS:
                 break
-            if number == UNK:
+            elif number == UNK:
                 result.append("\ufffd")
             elif number not in (PAD, BOS, -1):
-                if not 0 <= number < len(self):
-                    raise ShapeError(f"ids must be in 0..{len(self) - 1}, the size of the alphabet, got {number}")
-                result.append(self._symbols[number - SPECIALS])
+                raise ShapeError(f"ids must be in 0..{size - 1}, the size of the alphabet, got {number}")
         return tuple(result)
 
     def unknown(self, symbols: Iterable[str]) -> tuple[str, ...]:

@@ -1,6 +1,19 @@
 """Models that give an energy E(x, y): low for good answers."""
 
 from thalweg.energies.hmm import HMM, Prediction
+from thalweg.energies.hopfield import HopfieldMemory, Retrieval
+from thalweg.energies.hopfield_analysis import (
+    ExactRetrieval,
+    MemoryReport,
+    analyse_memory,
+    exact_retrieval,
+    margin,
+    pattern_separation,
+    retrieval_bound,
+)
+from thalweg.energies.hopfield_fixed_points import FixedPoints, classify_states, fixed_points
+from thalweg.energies.hopfield_post import PostTransform, post_transform
+from thalweg.energies.hopfield_storage import Nearest, PatternStore
 from thalweg.energies.huggingface import ConvertedTransformer, GenerationRules, from_huggingface
 from thalweg.energies.seq2seq import Seq2Seq, Seq2SeqConfig
 from thalweg.energies.transformer import Transformer, TransformerConfig
@@ -8,11 +21,27 @@ from thalweg.energies.transformer import Transformer, TransformerConfig
 __all__ = [
     "HMM",
     "ConvertedTransformer",
+    "ExactRetrieval",
+    "FixedPoints",
     "GenerationRules",
+    "HopfieldMemory",
+    "MemoryReport",
+    "Nearest",
+    "PatternStore",
+    "PostTransform",
     "Prediction",
+    "Retrieval",
     "Seq2Seq",
     "Seq2SeqConfig",
     "Transformer",
     "TransformerConfig",
+    "analyse_memory",
+    "classify_states",
+    "exact_retrieval",
+    "fixed_points",
     "from_huggingface",
+    "margin",
+    "pattern_separation",
+    "post_transform",
+    "retrieval_bound",
 ]

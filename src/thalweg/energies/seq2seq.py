@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, nearest
-from thalweg.layers.attention import Attention, Memory
+from thalweg.inference.compiled import CompiledPlan
+from thalweg.layers.attention import Attention, Memory, attention_map
+from thalweg.layers.blocks import Connection
 from thalweg.layers.dropout import Dropout
+from thalweg.layers.norms import Norm
 from thalweg.layers.padded import Padded
+from thalweg.layers.plain_recurrence import Initialisation
 from thalweg.layers.recurrent import Cell, Recurrent
+from thalweg.layers.recurrent_blocks import STEPWISE
 
 __all__ = ["Seq2Seq", "Seq2SeqConfig", "Seq2SeqState"]
 
@@ -22,15 +27,22 @@ class Seq2SeqConfig:
     """Shape of a recurrent encoder-decoder.
 
     Attributes:
-        cell: ``lstm``, ``gru`` (reset after the matrix) or ``gru-reset-before``.
+        cell: ``lstm``, ``gru`` (reset after the matrix), ``gru-reset-before``, or a plain ``rnn-tanh``, ``rnn-relu``,
+            ``rnn-tanh-pre`` or ``rnn-relu-pre`` (state before the activation).
         embedding: width of symbol vectors.
         hidden: width of the decoder state and of each encoder direction.
         encoder_layers, decoder_layers: depth of each side.
         bidirectional: encoder reads from both ends.
         attention: ``none``, ``dot``, ``general`` or ``additive``.
+        attention_map: from scores to weights: ``softmax``, ``sparsemax``, ``entmax15``, or an alpha of entmax.
         dropout: probability, on embeddings, between layers, and before the output.
         reverse_source: read the source last symbol first.
         tied: the output matrix is the target embedding matrix.
+        residual: round every layer of both sides: ``none``, ``residual`` or ``highway``.
+        norm: of every layer of both sides: ``none``, ``batch``, ``layer``, ``instance``, ``rms`` or ``weight``.
+        decoder_norm: that of the decoder where it differs; ``batch`` and ``instance`` look at several positions, which
+            a decoder does not have.
+        initialisation: how the layers' matrices start: ``default`` or ``orthogonal``.
 
     >>> Seq2SeqConfig(hidden=64).attention
     'additive'
@@ -46,6 +58,11 @@ class Seq2SeqConfig:
     dropout: float = 0.3
     reverse_source: bool = False
     tied: bool = False
+    attention_map: str | float = "softmax"
+    residual: Connection = "none"
+    norm: Norm = "none"
+    decoder_norm: Literal["same", "none", "layer", "rms", "weight"] = "same"
+    initialisation: Initialisation = "default"
 
     def __post_init__(self) -> None:
         for name in ("embedding", "hidden", "encoder_layers", "decoder_layers"):
@@ -56,10 +73,44 @@ class Seq2SeqConfig:
         for name, choices in (
             ("cell", get_args(Cell)),
             ("attention", ("none", "dot", "general", "additive")),
+            ("residual", get_args(Connection)),
+            ("norm", get_args(Norm)),
+            ("decoder_norm", ("same", *sorted(STEPWISE))),
+            ("initialisation", get_args(Initialisation)),
         ):
             value = getattr(self, name)
             if value not in choices:
                 raise ConfigError(f"model.{name} `{value}` is not known; {nearest(value, choices)}")
+        if self.decoder_norm == "same" and self.norm not in STEPWISE:
+            raise ConfigError(
+                f"model.norm = {self.norm} looks at several positions, got a decoder, which has one at a time; "
+                "set model.decoder_norm to none, layer, rms or weight, or choose layer for both"
+            )
+        attention_map(self.attention_map, setting="model.attention_map")
+        if self.attention == "none" and not self.has_softmax:
+            raise ConfigError(
+                f"model.attention_map = {self.attention_map} needs attention, got model.attention = none; "
+                "choose dot, general or additive"
+            )
+
+    @property
+    def has_softmax(self) -> bool:
+        """Whether attention weights are the softmax's, which searches in one compiled call know alone.
+
+        >>> Seq2SeqConfig(attention_map="sparsemax").has_softmax
+        False
+        """
+        return self.attention_map in ("softmax", 1)
+
+    @property
+    def has_bare_gates(self) -> bool:
+        """Whether layers are gated cells with nothing round them, which searches in one compiled call know alone.
+
+        >>> Seq2SeqConfig().has_bare_gates, Seq2SeqConfig(residual="highway").has_bare_gates
+        (True, False)
+        """
+        bare = (self.residual, self.norm, self.decoder_norm) in (("none", "none", "same"), ("none", "none", "none"))
+        return bare and self.cell in ("lstm", "gru", "gru-reset-before")
 
 
 @dataclass(frozen=True)
@@ -120,22 +171,14 @@ class Seq2Seq(nn.Module):
         self.unk, self.pad, self.bos, self.eos = unk, pad, bos, eos
         self.source_embedding = nn.Embedding(source_size, config.embedding, padding_idx=pad)
         self.target_embedding = nn.Embedding(target_size, config.embedding, padding_idx=pad)
-        shape = {"hidden": config.hidden, "dropout": config.dropout}
-        self.encoder = Recurrent(
-            config.cell,
-            config.embedding,
-            layers=config.encoder_layers,
-            bidirectional=config.bidirectional,
-            **shape,
-        )
-        self.decoder = Recurrent(config.cell, config.embedding, layers=config.decoder_layers, **shape)
+        self.encoder, self.decoder = self._build_stacks(config)
         self.bridge = self._build_bridge(config)
         width = config.hidden
         if config.attention != "none":
             # The dot product needs one width: both directions are added, as Luong-style decoders commonly do.
             self.folded = config.attention == "dot" and config.bidirectional
             memory = config.hidden if self.folded else self.encoder.width
-            self.attention = Attention(config.attention, queries=config.hidden, memory=memory)
+            self.attention = Attention(config.attention, queries=config.hidden, memory=memory, map=config.attention_map)
             width = config.embedding if config.tied else config.hidden
             self.combine: nn.Linear | None = nn.Linear(config.hidden + memory, width)
         else:
@@ -160,6 +203,15 @@ class Seq2Seq(nn.Module):
         self.register_buffer("unread", unread, persistent=False)
 
     @staticmethod
+    def _build_stacks(config: Seq2SeqConfig) -> tuple[Recurrent, Recurrent]:
+        shape: dict[str, Any] = {"hidden": config.hidden, "dropout": config.dropout}
+        shape |= {"residual": config.residual, "initialisation": config.initialisation}
+        ends = {"layers": config.encoder_layers, "bidirectional": config.bidirectional, "norm": config.norm}
+        encoder = Recurrent(config.cell, config.embedding, **ends, **shape)
+        norm = config.norm if config.decoder_norm == "same" else config.decoder_norm
+        return encoder, Recurrent(config.cell, config.embedding, layers=config.decoder_layers, norm=norm, **shape)
+
+    @staticmethod
     def _build_bridge(config: Seq2SeqConfig) -> nn.ModuleList | None:
         directions = 2 if config.bidirectional else 1
         if directions == 1 and config.encoder_layers == config.decoder_layers:
@@ -181,8 +233,7 @@ class Seq2Seq(nn.Module):
             L, H = self.config.decoder_layers, self.config.hidden
             flat = [part.transpose(0, 1).flatten(1) for part in final]
             mapped = [bridge(part) for bridge, part in zip(self.bridge, flat, strict=True)]
-            # A cell state is unbounded, a hidden state lives in (-1, 1).
-            mapped[0] = torch.tanh(mapped[0])
+            mapped[0] = self._bounded(mapped[0])
             final = tuple(part.view(-1, L, H).transpose(0, 1).contiguous() for part in mapped)
         if self.config.attention == "none":
             return None, final
@@ -190,6 +241,12 @@ class Seq2Seq(nn.Module):
         if self.folded:
             values = values[..., : self.config.hidden] + values[..., self.config.hidden :]
         return self.attention.memorise(values, mask), final
+
+    def _bounded(self, hidden: Tensor) -> Tensor:
+        # A cell state is unbounded, a hidden state lives in (-1, 1), unless nothing that is bounded has made it.
+        if self.config.cell.endswith("-pre"):
+            return hidden
+        return torch.relu(hidden) if self.config.cell == "rnn-relu" else torch.tanh(hidden)
 
     def _logits(self, states: Tensor, memory: Memory | None, *, mapped: bool = False) -> tuple[Tensor, Tensor | None]:
         """Decoder states ``(..., H)`` -> logits ``(..., V)``, -inf where no symbol may stand, and weights.
@@ -258,6 +315,12 @@ class Seq2Seq(nn.Module):
     def _normalise(self, logits: Tensor) -> Tensor:
         # The unknown symbol is a reading aid, never an answer: it takes no probability at prediction.
         return (logits + self.unread).log_softmax(dim=-1)
+
+    def compiled(self, inputs: Padded) -> CompiledPlan | None:
+        """How a CPU would search these in one compiled call; None where it cannot, and on a GPU."""
+        from thalweg.energies.seq2seq_compiled import plan
+
+        return plan(self, inputs) if self.config.has_softmax else None
 
     def begin(self, inputs: Padded) -> Seq2SeqState:
         """Start B targets, one per source.

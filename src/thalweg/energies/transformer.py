@@ -14,6 +14,7 @@ from thalweg.energies.transformer_decoding import TransformerState
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.captured import FixedPlan
 from thalweg.inference.compiled import CompiledPlan
+from thalweg.layers.attention import attention_map
 from thalweg.layers.dropout import Dropout
 from thalweg.layers.multihead import mean_weights
 from thalweg.layers.padded import Padded
@@ -92,12 +93,14 @@ class Transformer(nn.Module):
         self.config, self.vocab_size = config, target_size
         self.unk, self.pad, self.bos, self.eos = unk, pad, bos, eos
         self.causal = config.kind == "causal"
+        self.attention_map = attention_map(config.attention_map)
         self._build_embeddings(source_size, target_size, pad)
         shape = {
             "norm": config.norm,
             "activation": config.activation,
             "dropout": config.dropout,
             "attention_dropout": config.attention_dropout,
+            "attention_map": config.attention_map,
         }
         size = (config.width, config.heads, config.feedforward)
         self.encoder = None if self.causal else TransformerStack(config.encoder_layers, *size, **shape)
@@ -288,7 +291,7 @@ class Transformer(nn.Module):
         states, inputs, contexts, queries, keys, mask = decode(source, fed)
         if self.pointer is None and not weigh:
             return self.logits(states)
-        weights = mean_weights(queries, keys, self.config.heads, mask)
+        weights = mean_weights(queries, keys, self.config.heads, mask, self.attention_map)
         if weigh:
             return weights
         copies = self._copied(source.tokens, source.mask)
@@ -362,7 +365,8 @@ class Transformer(nn.Module):
     def attention_weights(self, source: Padded, target: Padded) -> Tensor:
         """``(B, T, S)`` where the last layer looked in the source, averaged over heads; each row sums to one.
 
-        In a causal model they are the weights on the source part, scaled to sum to one. Eval mode is the caller's.
+        In a causal model they are the attention map over the source part alone: with the softmax, the weights there
+        scaled to sum to one. Eval mode is the caller's.
         """
         first = target.tokens.new_full((target.size, 1), self.bos)
         return self._forced(source, torch.cat((first, target.tokens[:, :-1]), dim=1), weigh=True)

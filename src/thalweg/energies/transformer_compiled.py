@@ -67,7 +67,7 @@ class CompiledTransformer:
     def kind_of(model: Transformer) -> torch.dtype | None:
         """The type of all linear weights, if it is one that is served; None for a model that is not served."""
         plain = not (model.causal or model.pointer or model.training or getattr(model, "ruled", False))
-        if not plain or model.target_embedding.weight.dtype != torch.float32:
+        if not plain or not model.config.has_softmax or model.target_embedding.weight.dtype != torch.float32:
             return None
         kinds = set()
         for part in model.modules():

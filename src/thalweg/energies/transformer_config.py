@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from thalweg.errors import ConfigError, nearest
+from thalweg.layers.attention import attention_map
 from thalweg.layers.transformer import Activation, NormPlace
 
 __all__ = ["Kind", "Positions", "TransformerConfig"]
@@ -29,6 +30,7 @@ class TransformerConfig:
         norm: ``pre`` or ``post``; activation: ``relu``, ``gelu``, ``silu`` or ``swiglu``.
         positions: ``sinusoidal``, ``learned`` (up to ``max_positions``) or ``rotary`` (in self-attention alone).
         dropout: probability, on embeddings and on what each block adds; attention_dropout: on attention weights.
+        attention_map: from scores to weights in every attention: ``softmax``, ``sparsemax``, ``entmax15``, or an alpha.
         tied: the output matrix is the target embedding; shared: the source embedding is the target embedding.
         embedding_norm: LayerNorm after the embeddings; embedding_scale: embeddings times sqrt(width).
         max_positions: longest sequence of a model with learned positions.
@@ -50,6 +52,7 @@ class TransformerConfig:
     activation: Activation = "relu"
     dropout: float = 0.3
     attention_dropout: float = 0.0
+    attention_map: str | float = "softmax"
     tied: bool = True
     shared: bool = False
     embedding_norm: bool = False
@@ -74,6 +77,7 @@ class TransformerConfig:
             value = getattr(self, name)
             if value not in choices:
                 raise ConfigError(f"model.{name} `{value}` is not known; {nearest(value, choices)}")
+        attention_map(self.attention_map, setting="model.attention_map")
         if self.width % self.heads:
             raise ConfigError(f"model.width must be a multiple of model.heads = {self.heads}, got {self.width}")
         turned = self.width // self.heads if self.positions == "rotary" else self.width
@@ -82,3 +86,12 @@ class TransformerConfig:
                 f"{self.positions} positions need an even width ({'per head' if self.positions == 'rotary' else 'D'}), "
                 f"got {turned}; change model.width or choose learned positions"
             )
+
+    @property
+    def has_softmax(self) -> bool:
+        """Whether attention is the softmax's, which fast decoding knows alone.
+
+        >>> TransformerConfig().has_softmax, TransformerConfig(attention_map=1.3).has_softmax
+        (True, False)
+        """
+        return self.attention_map in ("softmax", 1)

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.kernels.decoding import add_norm, attend_past, attend_source, linear
-from thalweg.layers.multihead import mean_weights
+from thalweg.layers.multihead import head_weights, mean_weights
 from thalweg.layers.padded import Padded
 from thalweg.layers.positions import rotate
+from thalweg.layers.separations import Separation
 
 if TYPE_CHECKING:
     from thalweg.energies.transformer import Transformer
@@ -57,6 +58,7 @@ class _Plan(NamedTuple):
     first_norm: _Norm | None
     blocks: tuple[_Block, ...]
     output: _Map
+    map: Separation | None  # of attention, where it is not the softmax, for which alone there are kernels
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +185,7 @@ def _plain_step(model: Transformer, tokens: Tensor, state: TransformerState) -> 
     if model.pointer is not None:
         read = out.own if out.read is None else out.read
         keys = read.memory[:, : seen.size(3), 0]
-        weights = mean_weights(read.queries, keys, model.config.heads, seen)
+        weights = mean_weights(read.queries, keys, model.config.heads, seen, model.attention_map)
         assert sources.copies is not None
         logits = model.mixture(out.output, read.output, x, weights, sources.copies[items])
     after = replace(state, length=state.length + 1, lineage=_longer(state), pasts=out.memories)
@@ -201,6 +203,7 @@ class _Step(NamedTuple):
     scale: float
     pre: bool
     activation: Callable[[Tensor], Tensor] | None
+    map: Separation | None
 
 
 def _fast_step(
@@ -211,7 +214,7 @@ def _fast_step(
     buffer, lineage = _with_room(state, plan)
     scale, activation = (config.width // config.heads) ** -0.5, _FUNCTIONS.get(config.activation)
     turns, pre = _turns(model, state), config.norm == "pre"
-    now = _Step(state, buffer.cache, lineage, turns, config.heads, scale, pre, activation)
+    now = _Step(state, buffer.cache, lineage, turns, config.heads, scale, pre, activation, plan.map)
     inputs = residual = h = _embedded(model, tokens, state, plan)
     if plan.first_norm is not None:
         weight, bias, eps = plan.first_norm
@@ -237,10 +240,12 @@ def _own(now: _Step, n: int, block: _Block, h: Tensor, residual: Tensor) -> tupl
     cache = now.cache[n]
     cache[now.state.length, :R].view(R, 2 * D).copy_(projected[:, D:])
     queries = projected[:, :D].mul_(now.scale)
-    if now.state.sources.starts is None:
+    if now.state.sources.starts is not None:
+        read = _attend_both(now, n, queries, now.state.sources)
+    elif now.map is None:
         read = attend_past(queries, cache, now.lineage, now.heads)
     else:
-        read = _attend_both(queries, now.state.sources, now.state.items, n, cache, now.lineage, now.heads)
+        read = _attend(now, queries, _past(now, n))
     context = block.out(read)
     return context, queries, *_added(now, context, residual, block.norm)
 
@@ -252,7 +257,12 @@ def _cross(now: _Step, n: int, block: _Block, h: Tensor, residual: Tensor) -> tu
     assert block.cross_norm is not None
     sources = now.state.sources
     queries = block.query(h).mul_(now.scale)
-    read = attend_source(queries, sources.memories[n], sources.lengths, now.state.items, now.heads)
+    items = now.state.items
+    if now.map is None:
+        read = attend_source(queries, sources.memories[n], sources.lengths, items, now.heads)
+    else:
+        S = sources.longest
+        read = _attend(now, queries, sources.memories[n][items, :S], sources.mask[items, :S])
     context = block.cross_out(read)
     return context, queries, *_added(now, context, residual, block.cross_norm)
 
@@ -290,22 +300,30 @@ def _answer(
     # The queries are scaled already, which `mean_weights` would do again.
     queries = queries * (model.config.width // model.config.heads) ** 0.5
     seen, keys = sources.mask[items][:, None, None, :], sources.memories[-1][:, :, 0][items]
-    weights = mean_weights(queries.unsqueeze(1), keys, model.config.heads, seen)
+    weights = mean_weights(queries.unsqueeze(1), keys, model.config.heads, seen, model.attention_map)
     h, context, inputs = (part.unsqueeze(1) for part in (h, context, inputs))
     return model.normalise(model.mixture(h, context, inputs, weights, sources.copies[items]).squeeze(1))
 
 
-def _attend_both(
-    queries: Tensor, sources: Sources, items: Tensor, layer: int, cache: Tensor, lineage: Tensor, heads: int
-) -> Tensor:
-    """One softmax over the row's source and its own past: the self-attention of a causal model."""
-    R, D = queries.shape
-    S = sources.longest
-    past = cache[torch.arange(lineage.size(1), device=lineage.device), lineage]  # (R, t, 2, D)
-    both = torch.cat((sources.memories[layer][items, :S], past), dim=1).unflatten(3, (heads, D // heads))
-    scores = torch.einsum("rhd,rshd->rhs", queries.view(R, heads, D // heads), both[:, :, 0])
-    scores[:, :, :S].masked_fill_(~sources.mask[items, None, :S], -torch.inf)
-    return torch.einsum("rhs,rshd->rhd", scores.softmax(dim=2), both[:, :, 1]).reshape(R, D)
+def _attend_both(now: _Step, n: int, queries: Tensor, sources: Sources) -> Tensor:
+    """One attention over the row's source and its own past: the self-attention of a causal model."""
+    items, S = now.state.items, sources.longest
+    both = torch.cat((sources.memories[n][items, :S], _past(now, n)), dim=1)
+    seen = sources.mask[items, :S]
+    return _attend(now, queries, both, nn.functional.pad(seen, (0, both.size(1) - S), value=True))
+
+
+def _past(now: _Step, n: int) -> Tensor:
+    """``(R, t, 2, D)`` keys and values of each row's own past in layer n."""
+    return now.cache[n][torch.arange(now.lineage.size(1), device=now.lineage.device), now.lineage]
+
+
+def _attend(now: _Step, queries: Tensor, memory: Tensor, seen: Tensor | None = None) -> Tensor:
+    """Attention of ``queries (R, D)``, scaled already, over ``memory (R, S, 2, D)`` by any map -> ``(R, D)``."""
+    keys, values = memory.unflatten(3, (now.heads, -1)).permute(2, 0, 3, 1, 4)  # (R, H, S, d)
+    queries = queries.unflatten(1, (now.heads, -1)).unsqueeze(2)
+    mask = None if seen is None else seen[:, None, None, :]
+    return (head_weights(queries, keys, mask, now.map).to(values.dtype) @ values).flatten(1)
 
 
 def _reach(state: TransformerState) -> int:
@@ -392,7 +410,8 @@ def _plan(model: Transformer) -> _Plan:
         )
     norm = layers[0].attention_norm
     first_norm = (norm.weight, norm.bias, norm.eps) if pre else None
-    return _Plan(model.target_embedding.weight, first_norm, tuple(blocks), _output(model))
+    other = None if model.config.has_softmax else model.attention_map
+    return _Plan(model.target_embedding.weight, first_norm, tuple(blocks), _output(model), other)
 
 
 def _map(module: nn.Module, *, relu: bool = False) -> _Map:

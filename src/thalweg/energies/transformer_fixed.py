@@ -83,10 +83,10 @@ class FixedTransformer:
 
     @staticmethod
     def serves(model: Transformer) -> bool:
-        """Whether a model can be decoded so: an encoder-decoder without a pointer or rules of its own for each step."""
+        """Whether a model can be decoded so: a softmax encoder-decoder without a pointer or rules of its own."""
         kind = model.target_embedding.weight.dtype
         plain = not (model.causal or model.pointer or model.training or getattr(model, "ruled", False))
-        return plain and kind in (torch.float32, torch.bfloat16)
+        return plain and model.config.has_softmax and kind in (torch.float32, torch.bfloat16)
 
     def load(self, source: Padded) -> None:
         """Put sources where :meth:`encode` reads them; what is left of the buffers is a source of one symbol."""

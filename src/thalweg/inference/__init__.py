@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from thalweg.inference.beam import beam_search
 from thalweg.inference.beam_tree import BeamTree
+from thalweg.inference.cccp import Descent, NotMonotoneError, cccp
 from thalweg.inference.chain import LinearChain
 from thalweg.inference.constraints import Allowed, Trie
 from thalweg.inference.ensemble import Ensemble, Vote, majority_vote
@@ -20,6 +21,7 @@ from thalweg.inference.markov import MarkovModel, viterbi
 from thalweg.inference.risk import minimum_bayes_risk
 from thalweg.inference.sampling import sample_sequences
 from thalweg.inference.search import greedy
+from thalweg.inference.sparsemap import SparseMode, sparse_map, sparse_map_loss
 from thalweg.inference.stochastic import Drawn, stochastic_beam_search
 from thalweg.inference.streaming import Partial, stream
 from thalweg.inference.structure import Structure
@@ -31,13 +33,16 @@ __all__ = [
     "Allowed",
     "Autoregressive",
     "BeamTree",
+    "Descent",
     "Drawn",
     "Ensemble",
     "Hypotheses",
     "LinearChain",
     "MarkovModel",
+    "NotMonotoneError",
     "OptimalityReport",
     "Partial",
+    "SparseMode",
     "SparseTransitions",
     "Structure",
     "TableModel",
@@ -45,6 +50,7 @@ __all__ = [
     "Trie",
     "Vote",
     "beam_search",
+    "cccp",
     "exact_search",
     "greedy",
     "majority_vote",
@@ -52,6 +58,8 @@ __all__ = [
     "optimality_report",
     "sample_sequences",
     "span_tags",
+    "sparse_map",
+    "sparse_map_loss",
     "stochastic_beam_search",
     "stream",
     "tag_constraints",

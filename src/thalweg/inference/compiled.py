@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
 from thalweg.inference.captured import Request
@@ -122,34 +123,37 @@ def _prepared(model: Any, plan: CompiledPlan, items: int, request: Request) -> _
 
 
 def _answers(beam: Beam, start: int, count: int, V: int, penalty: float) -> Hypotheses:
-    """The hypotheses of the first ``count`` items, each walked back from its end; the first has number ``start``."""
-    k, width = beam.rank.shape[1], beam.live.shape[1]
-    first = torch.stack((beam.live[:count, 0], beam.rank[:count, 0]), dim=1)
-    bad = ~(first < math.inf).all(dim=1)
-    if bool(bad.any()):
-        raise_not_a_number(bad, torch.arange(start, start + count), int(beam.done[:count][bad][0]))
-    scores, finished = beam.score[:count].clone(), beam.score[:count] > -math.inf
-    lengths, rows = torch.zeros(count, k, dtype=torch.long), []
-    done, codes, live = beam.done.tolist(), beam.code.tolist(), beam.live.tolist()
-    history = beam.history[: max(done[:count])].tolist()
-    for item in range(count):
-        ended = int(finished[item].sum())
-        for slot in range(k):
-            code = codes[item][slot]
-            if slot >= ended:  # what is missing is filled up with live rows, in order
-                spare, code = slot - ended, 0
-                if spare < width and live[item][spare] > -math.inf:
-                    scores[item, slot] = live[item][spare]
-                    code = history[done[item] - 1][item][spare] + done[item] * width * V
-            length, place = divmod(code, width * V)
-            row = []
-            for step in range(length - 1, -1, -1):
-                row.append(place % V)
-                place = history[step - 1][item][place // V] if step else 0
-            lengths[item, slot] = length
-            rows.append(row[::-1])
-    longest = max(map(len, rows))
-    tokens = torch.tensor([row + [-1] * (longest - len(row)) for row in rows], dtype=torch.long)
-    optimal = (beam.rank[:count, 0] >= beam.dropped[:count]) & finished[:, 0]
-    optimal = optimal if penalty == 0 else torch.zeros_like(optimal)
-    return Hypotheses(tokens.view(count, k, longest), lengths, scores, finished, optimal)
+    """The hypotheses of the first ``count`` items, each walked back from its end; the first has number ``start``.
+
+    All are walked together in NumPy: at these sizes a call of torch costs more than what it does.
+    """
+    width = beam.live.shape[1]
+    live, rank, done = beam.live[:count].numpy(), beam.rank[:count].numpy(), beam.done[:count].numpy()
+    history = beam.history.numpy()
+    bad = ~((live[:, 0] < math.inf) & (rank[:, 0] < math.inf))
+    if bad.any():
+        raise_not_a_number(torch.from_numpy(bad), torch.arange(start, start + count), int(done[bad][0]))
+    scores, codes = beam.score[:count].numpy().copy(), beam.code[:count].numpy().copy()
+    finished = scores > -math.inf
+    if not finished.all():  # what is missing is filled up with live rows, in order
+        items, slots = np.nonzero(~finished)
+        spare = slots - finished.sum(axis=1)[items]
+        there = spare < width
+        there[there] = live[items[there], spare[there]] > -math.inf
+        codes[~finished] = 0
+        items, slots, spare = items[there], slots[there], spare[there]
+        scores[items, slots] = live[items, spare]
+        codes[items, slots] = history[done[items] - 1, items, spare] + done[items].astype(np.int64) * width * V
+    lengths, places = np.divmod(codes, width * V)
+    longest = int(lengths.max())
+    tokens = np.full((longest, *codes.shape), -1)
+    rows = np.arange(count)[:, None]
+    for step in range(longest - 1, -1, -1):
+        on = lengths > step
+        parents, symbols = np.divmod(places, V)
+        tokens[step] = np.where(on, symbols, -1)
+        if step:
+            places = np.where(on, history[step - 1, rows, parents], places)
+    proved = (rank[:, 0] >= beam.dropped[:count].numpy()) & finished[:, 0] & (penalty == 0)
+    found = (tokens.transpose(1, 2, 0).copy(), lengths, scores, finished, proved)
+    return Hypotheses(*map(torch.from_numpy, found))

@@ -163,6 +163,4 @@ def sparse_map_kernels(x: Tensor) -> ModuleType | None:
 
 @cache
 def _sparse_maps(name: str) -> ModuleType | None:
-    if find_spec(f"thalweg.kernels.{name}.sparse_maps") is None:
-        return None
     return _module(f"{name}.sparse_maps") if _installed(_PACKAGE[name]) else None

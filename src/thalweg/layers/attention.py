@@ -9,11 +9,35 @@ from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, ShapeError, nearest
 from thalweg.kernels import on_cpu
+from thalweg.layers.separations import Separation, Softmax, separation
 
-__all__ = ["Attention", "AttentionScore", "Memory"]
+__all__ = ["ATTENTION_MAPS", "Attention", "AttentionScore", "Memory", "attention_map"]
 
 AttentionScore = Literal["dot", "general", "additive"]
 """How a query meets a key: ``q'k``, ``q'Wk``, or ``v' tanh(Wq + Uk)``."""
+
+
+# The names of maps from scores to attention weights; a number is the alpha of entmax.
+ATTENTION_MAPS = ("softmax", "sparsemax", "entmax15")
+
+
+def attention_map(name: str | float, *, setting: str = "attention map") -> Separation:
+    """The map from scores to attention weights of a name or of an alpha of at least 1.
+
+    Sparse maps give most entries the weight 0 (Martins and Astudillo, 2016; Peters et al., 2019).
+
+    Args:
+        name: one of ``ATTENTION_MAPS``, or alpha: 1 is softmax, 1.5 entmax15, 2 sparsemax.
+        setting: what an error calls it.
+
+    >>> print(attention_map("entmax15"), attention_map(1.3), attention_map(1.0))
+    entmax15 entmax(1.3) softmax
+    """
+    if isinstance(name, str) and name not in ATTENTION_MAPS:
+        raise ConfigError(f"{setting} `{name}` is no known map and no alpha; {nearest(name, ATTENTION_MAPS)}")
+    if not isinstance(name, str) and not 1 <= name < float("inf"):
+        raise ConfigError(f"{setting} must be a name ({', '.join(ATTENTION_MAPS)}) or an alpha from 1 on, got {name}")
+    return separation(name)
 
 
 class Memory(NamedTuple):
@@ -40,12 +64,14 @@ class Attention(nn.Module):
 
     .. math:: a_{ts} = \mathrm{softmax}_s\, f(q_t, m_s), \qquad c_t = \sum_s a_{ts} m_s
 
-    with ``f`` the dot product, the general bilinear form (Luong et al., 2015) or the additive network (Bahdanau et
-    al., 2015). Keys depend on the memory alone: :meth:`memorise` computes them once per source.
+    or with another map in place of the softmax; ``f`` is the dot product, the general bilinear form (Luong et al.,
+    2015) or the additive network (Bahdanau et al., 2015). Keys depend on the memory alone: :meth:`memorise` computes
+    them once per source.
 
     Args:
         score: ``dot``, ``general`` or ``additive``.
         queries: width of a query; memory: width of a memory entry (equal for ``dot``).
+        map: from scores to weights, as in :func:`attention_map`.
 
     >>> attention = Attention("general", queries=4, memory=6)
     >>> memory = attention.memorise(torch.randn(2, 5, 6), torch.ones(2, 5, dtype=torch.bool))
@@ -54,7 +80,7 @@ class Attention(nn.Module):
     (torch.Size([2, 3, 6]), torch.Size([2, 3, 5]))
     """
 
-    def __init__(self, score: AttentionScore, *, queries: int, memory: int):
+    def __init__(self, score: AttentionScore, *, queries: int, memory: int, map: str | float = "softmax"):
         super().__init__()
         if score not in get_args(AttentionScore):
             raise ConfigError(f"attention `{score}` is not known; {nearest(score, get_args(AttentionScore))}")
@@ -62,7 +88,7 @@ class Attention(nn.Module):
             raise ShapeError(
                 f"dot attention needs queries and memory of one width, got {queries} and {memory}; use `general`"
             )
-        self.score = score
+        self.score, self.map = score, attention_map(map)
         if score == "general":
             self.key = nn.Linear(memory, queries, bias=False)
         elif score == "additive":
@@ -88,7 +114,8 @@ class Attention(nn.Module):
             scores = self._additive(self.query(queries), memory.keys)
         else:
             scores = queries @ memory.keys.transpose(1, 2)
-        weights = scores.masked_fill(~memory.mask.unsqueeze(1), -torch.inf).softmax(dim=2)
+        scores = scores.masked_fill(~memory.mask.unsqueeze(1), -torch.inf)
+        weights = scores.softmax(dim=2) if isinstance(self.map, Softmax) else self.map.weights(scores)
         return weights @ memory.values, weights
 
     def _additive(self, queries: Tensor, keys: Tensor) -> Tensor:

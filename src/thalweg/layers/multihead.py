@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.errors import ConfigError
+from thalweg.layers.attention import attention_map
 from thalweg.layers.positions import rotate
+from thalweg.layers.separations import Separation, Softmax
 
-__all__ = ["Attended", "CrossAttention", "SelfAttention", "mean_weights"]
+__all__ = ["Attended", "CrossAttention", "SelfAttention", "head_weights", "mean_weights"]
 
 
 class Attended(NamedTuple):
@@ -32,17 +34,24 @@ class Attended(NamedTuple):
 
 
 class _MultiHead(nn.Module):
-    def __init__(self, width: int, heads: int, dropout: float):
+    def __init__(self, width: int, heads: int, dropout: float, map: str | float):
         super().__init__()
         if heads < 1 or width % heads:
             raise ConfigError(f"width must be a multiple of heads, got {width} and {heads}")
         self.width, self.heads, self.dropout = width, heads, dropout
+        self.map = attention_map(map)
         self.out = nn.Linear(width, width)
 
     def attend(self, queries: Tensor, memory: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """``queries (B, T, D)`` over ``memory (B, S, 2, D)`` -> ``(B, T, D)``."""
         q, k, v = (_split(part, self.heads) for part in (queries, memory[:, :, 0], memory[:, :, 1]))
         dropout = self.dropout if self.training else 0.0
+        if not isinstance(self.map, Softmax):
+            if causal:
+                mask = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril()
+            weights = head_weights(q * q.size(3) ** -0.5, k, mask, self.map)
+            read = (nn.functional.dropout(weights, dropout) if dropout else weights).to(v.dtype) @ v
+            return self.out(read.transpose(1, 2).flatten(2))
         read = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
         return self.out(read.transpose(1, 2).flatten(2))
 
@@ -54,14 +63,15 @@ class SelfAttention(_MultiHead):
 
     Args:
         width: D; heads: H, a divisor of D; dropout: probability that a weight is dropped while training.
+        map: in place of the softmax, as in :func:`~thalweg.layers.attention.attention_map`.
 
     >>> x = torch.randn(2, 5, 8)
     >>> SelfAttention(8, heads=2)(x, causal=True).output.shape
     torch.Size([2, 5, 8])
     """
 
-    def __init__(self, width: int, heads: int, dropout: float = 0.0):
-        super().__init__(width, heads, dropout)
+    def __init__(self, width: int, heads: int, dropout: float = 0.0, map: str | float = "softmax"):
+        super().__init__(width, heads, dropout, map)
         self.project = nn.Linear(width, 3 * width)
 
     def forward(
@@ -82,7 +92,7 @@ class SelfAttention(_MultiHead):
             rotary: cosines and sines ``(B or 1, T, d/2)`` of the positions.
             past: ``(B, t, 2, D)`` keys and values that come before those of ``x``.
 
-        Time O(T S D); no T x S matrix is kept where torch has a fused kernel.
+        Time O(T S D); no T x S matrix is kept where torch has a fused kernel, which it has for the softmax.
         """
         projected = self.project(x)
         queries = projected[..., : self.width]
@@ -102,6 +112,7 @@ class CrossAttention(_MultiHead):
 
     Args:
         width: D; heads: H, a divisor of D; dropout: probability that a weight is dropped while training.
+        map: in place of the softmax, as in :func:`~thalweg.layers.attention.attention_map`.
 
     >>> attention = CrossAttention(8, heads=2)
     >>> memory = attention.memorise(torch.randn(2, 7, 8))
@@ -109,8 +120,8 @@ class CrossAttention(_MultiHead):
     torch.Size([2, 3, 8])
     """
 
-    def __init__(self, width: int, heads: int, dropout: float = 0.0):
-        super().__init__(width, heads, dropout)
+    def __init__(self, width: int, heads: int, dropout: float = 0.0, map: str | float = "softmax"):
+        super().__init__(width, heads, dropout, map)
         self.query = nn.Linear(width, width)
         self.memory = nn.Linear(width, 2 * width)
 
@@ -124,22 +135,36 @@ class CrossAttention(_MultiHead):
         return Attended(self.attend(queries, memory, mask, False), queries, memory)
 
 
-def mean_weights(queries: Tensor, keys: Tensor, heads: int, mask: Tensor | None = None) -> Tensor:
+def mean_weights(
+    queries: Tensor, keys: Tensor, heads: int, mask: Tensor | None = None, map: Separation | None = None
+) -> Tensor:
     r"""Attention weights averaged over heads, ``(B, T, S)``: (1/H) \sum_h softmax_s(q_h k_h / sqrt(D/H)).
 
     ``queries (B, T, D)`` and ``keys (B, S, D)``; ``mask`` broadcasts to ``(B, H, T, S)``, and where it is false the
-    weight is exactly 0. Computed in float32 at least.
+    weight is exactly 0. Computed in float32 at least; ``map`` in place of the softmax.
 
     >>> mean_weights(torch.zeros(1, 1, 4), torch.zeros(1, 2, 4), heads=2)
     tensor([[[0.5000, 0.5000]]])
     """
     q, k = _split(queries, heads), _split(keys, heads)
-    scores = (q @ k.transpose(2, 3)) * q.size(3) ** -0.5
+    return head_weights(q * q.size(3) ** -0.5, k, mask, map).mean(dim=1)
+
+
+def head_weights(queries: Tensor, keys: Tensor, mask: Tensor | None, map: Separation | None = None) -> Tensor:
+    """Weights ``(B, H, T, S)`` of ``queries (B, H, T, d)``, scaled already, on ``keys (B, H, S, d)``.
+
+    ``mask`` broadcasts to the result, and where it is false the weight is exactly 0; ``map`` in place of the softmax.
+    Computed in float32 at least.
+
+    >>> head_weights(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 2, 4), torch.tensor([True, False]))
+    tensor([[[[1., 0.]]]])
+    """
+    scores = queries @ keys.transpose(2, 3)
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    return scores.softmax(dim=3).mean(dim=1)
+    return scores.softmax(dim=3) if map is None or isinstance(map, Softmax) else map.weights(scores)
 
 
 def _split(x: Tensor, heads: int) -> Tensor:

@@ -1,21 +1,30 @@
-"""Recurrent stacks: LSTM and GRU, run over whole sequences or one step at a time."""
+"""Recurrent stacks: LSTM, GRU and plain cells, run over whole sequences or one step at a time."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from thalweg.errors import ConfigError, ShapeError, nearest
+from thalweg.layers.blocks import Connection
 from thalweg.layers.dropout import Dropout
+from thalweg.layers.norms import Norm, normalise_weights
+from thalweg.layers.plain_recurrence import Initialisation, PlainRecurrence, initialise
+from thalweg.layers.recurrent_blocks import RecurrentBlocks
 
 __all__ = ["Cell", "Recurrent", "ResetBeforeGRU"]
 
-Cell = Literal["lstm", "gru", "gru-reset-before"]
-"""Kinds of cell; ``gru`` applies the reset gate after the recurrent matrix (torch), ``gru-reset-before`` before it."""
+Cell = Literal["lstm", "gru", "gru-reset-before", "rnn-tanh", "rnn-relu", "rnn-tanh-pre", "rnn-relu-pre"]
+"""Kinds of cell; ``gru`` applies the reset gate after the recurrent matrix (torch), ``gru-reset-before`` before it.
+
+``rnn-...`` are plain recurrences, whose state is taken before the activation where the name ends in ``-pre``.
+"""
 
 
 class ResetBeforeGRU(nn.Module):
@@ -56,10 +65,16 @@ class ResetBeforeGRU(nn.Module):
 
     def cell(self, projected: Tensor, hidden: Tensor, end: str) -> Tensor:
         """One step of layer and direction ``end``: ``projected (B, 3H)`` inputs, ``hidden (B, H)`` -> ``(B, H)``."""
+        return self._advance(projected, hidden, *self._matrices(end))
+
+    def _matrices(self, end: str) -> tuple[Tensor, Tensor]:
+        return getattr(self, f"gates_{end}").t(), getattr(self, f"candidate_{end}").t()
+
+    def _advance(self, projected: Tensor, hidden: Tensor, gating: Tensor, weighing: Tensor) -> Tensor:
         H = self.hidden
-        gates = torch.sigmoid(projected[:, : 2 * H] + hidden @ getattr(self, f"gates_{end}").t())
+        gates = torch.sigmoid(projected[:, : 2 * H] + hidden @ gating)
         reset, keep = gates.chunk(2, dim=1)
-        candidate = torch.tanh(projected[:, 2 * H :] + (reset * hidden) @ getattr(self, f"candidate_{end}").t())
+        candidate = torch.tanh(projected[:, 2 * H :] + (reset * hidden) @ weighing)
         return candidate + keep * (hidden - candidate)
 
     def project(self, x: Tensor, end: str) -> Tensor:
@@ -79,12 +94,12 @@ class ResetBeforeGRU(nn.Module):
             sides = []
             for direction in range(self.directions):
                 end, index = f"{layer}_{direction}", layer * self.directions + direction
-                projected = self.project(x, end)
+                projected, matrices = self.project(x, end), self._matrices(end)
                 hidden = x.new_zeros(x.size(0), self.hidden) if state is None else state[index]
                 outputs: list[Tensor] = []
                 steps = range(x.size(1)) if direction == 0 else range(x.size(1) - 1, -1, -1)
                 for t in steps:
-                    new = self.cell(projected[:, t], hidden, end)
+                    new = self._advance(projected[:, t], hidden, *matrices)
                     hidden = new if mask is None else torch.where(mask[:, t, None], new, hidden)
                     outputs.append(hidden)
                 sides.append(torch.stack(outputs if direction == 0 else outputs[::-1], dim=1))
@@ -96,17 +111,22 @@ class ResetBeforeGRU(nn.Module):
 class Recurrent(nn.Module):
     """A stack of recurrent layers of one kind of cell.
 
-    Whole sequences go through torch's fused kernels in one call; :meth:`step` advances one position with the same
-    parameters, for decoding. The state is a tuple of ``(layers * directions, B, H)`` tensors: ``(h, c)`` for LSTM,
-    ``(h,)`` for GRU.
+    Whole sequences go through torch's fused kernels, in one call where nothing stands between the layers;
+    :meth:`step` advances one position with the same parameters, for decoding. The state is a tuple of
+    ``(layers * directions, B, H)`` tensors: ``(h, c)`` for LSTM, ``(h,)`` for others.
 
     Args:
-        cell: ``lstm``, ``gru`` or ``gru-reset-before``.
+        cell: ``lstm``, ``gru``, ``gru-reset-before``, ``rnn-tanh``, ``rnn-relu``, ``rnn-tanh-pre`` or ``rnn-relu-pre``.
         inputs: width D of the inputs.
         hidden: width H of the state, per direction.
         layers: number of layers.
         bidirectional: also run from the end; outputs are then 2H wide.
         dropout: between layers.
+        residual: ``residual`` or ``highway`` round every layer; a linear map takes the input to the first one's width.
+        norm: ``batch``, ``layer``, ``instance`` or ``rms`` before every layer, and after the last one where something
+            goes round them; ``weight`` normalises the layers' matrices. Only ``layer``, ``rms`` and ``weight`` can
+            be stepped.
+        initialisation: ``default`` or ``orthogonal``.
 
     >>> stack = Recurrent("lstm", 3, 4, layers=2)
     >>> outputs, state = stack(torch.zeros(2, 5, 3))
@@ -126,6 +146,9 @@ class Recurrent(nn.Module):
         layers: int = 1,
         bidirectional: bool = False,
         dropout: float = 0.0,
+        residual: Connection = "none",
+        norm: Norm = "none",
+        initialisation: Initialisation = "default",
     ):
         super().__init__()
         if cell not in get_args(Cell):
@@ -133,14 +156,22 @@ class Recurrent(nn.Module):
         self.cell, self.layers, self.bidirectional = cell, layers, bidirectional
         self.width = hidden * (2 if bidirectional else 1)
         between = dropout if layers > 1 else 0.0
-        if cell == "gru-reset-before":
-            self.core: nn.Module = ResetBeforeGRU(
-                inputs, hidden, layers=layers, bidirectional=bidirectional, dropout=between
-            )
-        else:
-            kind = nn.LSTM if cell == "lstm" else nn.GRU
-            self.core = kind(inputs, hidden, layers, batch_first=True, bidirectional=bidirectional, dropout=between)
         self.between = Dropout(between)
+        # Torch's kernels give a stack's outputs after the last layer alone, and `-pre` needs those of each.
+        if residual == "none" and norm in ("none", "weight") and not (cell.endswith("-pre") and layers > 1):
+            self.core = _build_core(cell, inputs, hidden, layers, bidirectional, between)
+            initialise(self.core, hidden, initialisation)
+            if norm == "weight":
+                normalise_weights(self.core)
+            return
+        inner: Norm = "weight" if norm == "weight" else "none"
+
+        def make(width: int) -> Recurrent:
+            return Recurrent(
+                cell, width, hidden, bidirectional=bidirectional, norm=inner, initialisation=initialisation
+            )
+
+        self.core = RecurrentBlocks(make, inputs, layers=layers, residual=residual, norm=norm, dropout=between)
 
     def forward(
         self,
@@ -158,7 +189,16 @@ class Recurrent(nn.Module):
         T = x.size(1)
         if lengths is None and mask is not None:
             lengths = mask.sum(dim=1)
-        ragged = lengths is not None and int(lengths.min()) < T
+        ragged = lengths is not None and len(lengths) > 0 and int(lengths.min()) < T
+        if isinstance(self.core, RecurrentBlocks):
+            if ragged and mask is None:
+                assert lengths is not None
+                mask = torch.arange(T, device=x.device) < lengths.to(x.device)[:, None]
+            return self.core(x, state, lengths=lengths if ragged else None, mask=mask if ragged else None)
+        if isinstance(self.core, PlainRecurrence):
+            start = None if state is None else state[0]
+            outputs, final = self.core(x, start, lengths=lengths if ragged else None)
+            return outputs, (final,)
         if self.cell == "gru-reset-before":
             if lengths is not None and ragged and mask is None:
                 mask = torch.arange(T, device=x.device) < lengths.to(x.device)[:, None]
@@ -175,11 +215,18 @@ class Recurrent(nn.Module):
         return outputs, final if isinstance(final, tuple) else (final,)
 
     def project(self, x: Tensor) -> Tensor:
-        """What the first layer's cell adds of an input ``(..., D)``: one row per symbol serves a whole decoding."""
+        """What the first layer's cell adds of an input ``(..., D)``: one row per symbol serves a whole decoding.
+
+        Blocks need the input itself: it is given back.
+        """
+        if isinstance(self.core, RecurrentBlocks):
+            return x
         if isinstance(self.core, ResetBeforeGRU):
             return self.core.project(x, "0_0")
+        if isinstance(self.core, PlainRecurrence):
+            return self.core.project(x)
         bias = self._weight("bias_ih", 0)
-        if self.cell == "lstm":
+        if self.cell not in ("gru", "gru-reset-before"):
             bias = bias + self._weight("bias_hh", 0)
         return nn.functional.linear(x, self._weight("weight_ih", 0), bias)
 
@@ -194,6 +241,12 @@ class Recurrent(nn.Module):
             raise ShapeError(
                 "`step` needs a unidirectional stack, got a bidirectional one; build the decoder without it"
             )
+        if isinstance(self.core, RecurrentBlocks):
+            return self.core.step(x, state)
+        if isinstance(self.core, PlainRecurrence):
+            advance = self.core.step_projected if projected else self.core.step
+            output, new = advance(x, state[0][0])
+            return output, (new.unsqueeze(0),)
         news: list[tuple[Tensor, ...]] = []
         for layer in range(self.layers):
             if layer:
@@ -213,7 +266,8 @@ class Recurrent(nn.Module):
         weights = [self._weight(name, layer) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
         if self.cell == "lstm":
             return torch.lstm_cell(x, old, *weights)
-        return (torch.gru_cell(x, old[0], *weights),)
+        kernel = {"gru": torch.gru_cell, "rnn-tanh": torch.rnn_tanh_cell, "rnn-relu": torch.rnn_relu_cell}[self.cell]
+        return (kernel(x, old[0], *weights),)
 
     def _step_projected(self, x: Tensor, old: tuple[Tensor, ...], layer: int) -> tuple[Tensor, ...]:
         hidden = old[0]
@@ -226,10 +280,37 @@ class Recurrent(nn.Module):
             enter, forget = gates[:, : 2 * H].sigmoid().chunk(2, dim=1)
             memory = torch.addcmul(forget * old[1], enter, gates[:, 2 * H : 3 * H].tanh())
             return gates[:, 3 * H :].sigmoid() * memory.tanh(), memory
+        if self.cell != "gru":
+            total = torch.addmm(x, hidden, recurrent)
+            return (total.tanh() if self.cell == "rnn-tanh" else total.relu(),)
         gates = torch.addmm(self._weight("bias_hh", layer), hidden, recurrent)
         reset, keep = (x[:, : 2 * H] + gates[:, : 2 * H]).sigmoid().chunk(2, dim=1)
         candidate = torch.addcmul(x[:, 2 * H :], reset, gates[:, 2 * H :]).tanh()
         return (torch.lerp(candidate, hidden, keep),)
 
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Torch's own, after a move to another type or device; its recurrent layers then list their matrices anew.
+
+        Normalised matrices are computed, and a list that holds their graphs could not be copied.
+        """
+        super()._apply(fn, recurse)
+        for part in self.modules():
+            if isinstance(part, nn.RNNBase) and is_parametrized(part):
+                part._flat_weights = [weight.detach() for weight in part._flat_weights if weight is not None]
+        return self
+
     def _weight(self, name: str, layer: int) -> Tensor:
         return getattr(self.core, f"{name}_l{layer}")
+
+
+def _build_core(cell: Cell, inputs: int, hidden: int, layers: int, bidirectional: bool, dropout: float) -> nn.Module:
+    """Layers with nothing between them but dropout."""
+    if cell == "gru-reset-before":
+        return ResetBeforeGRU(inputs, hidden, layers=layers, bidirectional=bidirectional, dropout=dropout)
+    if cell.endswith("-pre"):
+        activation = cell.removeprefix("rnn-").removesuffix("-pre")
+        return PlainRecurrence(inputs, hidden, activation=activation, place="pre", bidirectional=bidirectional)
+    shape = {"batch_first": True, "bidirectional": bidirectional, "dropout": dropout}
+    if cell.startswith("rnn-"):
+        return nn.RNN(inputs, hidden, layers, nonlinearity=cell.removeprefix("rnn-"), **shape)
+    return (nn.LSTM if cell == "lstm" else nn.GRU)(inputs, hidden, layers, **shape)

@@ -57,6 +57,7 @@ class TransformerLayer(nn.Module):
         cross: the layer also reads a memory (a decoder's layer).
         norm: ``pre`` or ``post``; activation: as in :class:`FeedForward`.
         dropout: probability on each block's output; attention_dropout: on attention weights.
+        attention_map: from scores to attention weights, as in :func:`~thalweg.layers.attention.attention_map`.
 
     >>> layer = TransformerLayer(8, 2, 16, cross=True)
     >>> memory = layer.cross.memorise(torch.randn(1, 5, 8))
@@ -75,15 +76,16 @@ class TransformerLayer(nn.Module):
         activation: Activation = "relu",
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
+        attention_map: str | float = "softmax",
     ):
         super().__init__()
         if norm not in get_args(NormPlace):
             raise ConfigError(f"norm `{norm}` is not known; {nearest(norm, get_args(NormPlace))}")
         self.first = norm == "pre"
-        self.attention = SelfAttention(width, heads, attention_dropout)
+        self.attention = SelfAttention(width, heads, attention_dropout, attention_map)
         self.attention_norm = nn.LayerNorm(width)
         if cross:
-            self.cross: CrossAttention | None = CrossAttention(width, heads, attention_dropout)
+            self.cross: CrossAttention | None = CrossAttention(width, heads, attention_dropout, attention_map)
             self.cross_norm = nn.LayerNorm(width)
         else:
             self.cross = None
@@ -159,6 +161,7 @@ class TransformerStack(nn.Module):
         activation: Activation = "relu",
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
+        attention_map: str | float = "softmax",
     ):
         super().__init__()
         self.layers = nn.ModuleList(
@@ -171,6 +174,7 @@ class TransformerStack(nn.Module):
                 activation=activation,
                 dropout=dropout,
                 attention_dropout=attention_dropout,
+                attention_map=attention_map,
             )
             for _ in range(layers)
         )

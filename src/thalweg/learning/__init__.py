@@ -1,17 +1,24 @@
 """What teaches: losses, optimisers and schedules, the trainer, checkpoints."""
 
-from thalweg.learning import losses
+from thalweg.learning import contrasts, densities, losses, structured_losses
 from thalweg.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from thalweg.learning.optimisers import build_optimiser
+from thalweg.learning.optimisers import Decayed, build_optimiser, decay_groups
+from thalweg.learning.sequence_losses import SequenceLoss
 from thalweg.learning.settings import TrainingConfig
 from thalweg.learning.trainer import Trainer
 
 __all__ = [
     "Checkpoint",
+    "Decayed",
+    "SequenceLoss",
     "Trainer",
     "TrainingConfig",
     "build_optimiser",
+    "contrasts",
+    "decay_groups",
+    "densities",
     "load_checkpoint",
     "losses",
     "save_checkpoint",
+    "structured_losses",
 ]

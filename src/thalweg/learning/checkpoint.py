@@ -129,22 +129,26 @@ def _check_header(path: Path, header: dict[str, str]) -> None:
 def flatten_optimiser(optimiser: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:
     """The optimiser's tensors as ``{prefix}{parameter}.{slot}``; its settings come from the config, not from here.
 
+    Parameters are numbered by their ``places`` where the groups have them
+    (:func:`~thalweg.learning.optimisers.decay_groups`), else in the optimiser's own order.
+
     >>> weight = torch.nn.Parameter(torch.ones(2)); weight.grad = torch.ones(2)
     >>> optimiser = torch.optim.Adam([weight]); optimiser.step()
     >>> sorted(flatten_optimiser(optimiser, "optimiser."))
     ['optimiser.0.exp_avg', 'optimiser.0.exp_avg_sq', 'optimiser.0.step']
     """
-    state = optimiser.state_dict()["state"]
+    content = optimiser.state_dict()
+    places = _places(content["param_groups"])
     return {
-        f"{prefix}{index}.{slot}": value
-        for index, slots in state.items()
+        f"{prefix}{places[index]}.{slot}": value
+        for index, slots in content["state"].items()
         for slot, value in slots.items()
         if isinstance(value, Tensor)
     }
 
 
 def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what :func:`flatten_optimiser` gave, prefix removed.
+    """Put back what :func:`flatten_optimiser` gave, prefix removed; the parameters may be grouped otherwise now.
 
     >>> optimiser = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
     >>> slots = {"0.exp_avg": torch.ones(2), "0.exp_avg_sq": torch.ones(2), "0.step": torch.tensor(1.0)}
@@ -152,9 +156,27 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tenso
     >>> next(iter(optimiser.state.values()))["exp_avg"]
     tensor([1., 1.])
     """
+    groups = optimiser.state_dict()["param_groups"]
+    indices = {place: index for index, place in _places(groups).items()}
+    shapes = [p.shape for group in optimiser.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        index, slot = name.split(".", 1)
-        state.setdefault(int(index), {})[slot] = tensor
-    groups = optimiser.state_dict()["param_groups"]
+        place, slot = name.split(".", 1)
+        if int(place) not in indices:
+            raise ValueError(f"the optimiser has {len(shapes)} parameters, the file one numbered {place}")
+        index = indices[int(place)]
+        # Torch would take a tensor of any shape and fail, or go wrong, at the next step.
+        if tensor.dim() and tensor.shape != shapes[index]:
+            expected, got = tuple(shapes[index]), tuple(tensor.shape)
+            raise ValueError(f"optimiser tensor {name} must be {expected}, got {got}")
+        state.setdefault(index, {})[slot] = tensor
     optimiser.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _places(groups: list[dict[str, Any]]) -> dict[int, int]:
+    """Torch's number of each parameter, counted through the groups -> its place in the model."""
+    return {
+        index: place
+        for group in groups
+        for index, place in zip(group["params"], group.get("places", group["params"]), strict=True)
+    }

@@ -8,21 +8,27 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from thalweg.errors import ConfigError, nearest
 
 __all__ = [
+    "Decayed",
     "ForcingSchedule",
     "OptimiserName",
     "Plateau",
     "ScheduleName",
     "build_optimiser",
+    "decay_groups",
     "learning_rate_factor",
     "teacher_forcing_at",
 ]
 
 OptimiserName = Literal["sgd", "adam_l2", "adamw"]
 """``sgd`` and ``adam_l2`` add the decay to the gradient (L2); ``adamw`` shrinks the weights themselves."""
+
+Decayed = Literal["matrices", "all"]
+"""What the decay acts on: ``matrices`` leaves out norms, biases and other vectors and scalars; ``all`` nothing."""
 
 ScheduleName = Literal["constant", "plateau", "inverse_sqrt", "cosine"]
 """How the learning rate moves after the warm-up."""
@@ -33,35 +39,97 @@ ForcingSchedule = Literal["constant", "linear", "inverse_sigmoid"]
 
 def build_optimiser(
     name: OptimiserName,
-    parameters: Iterable[nn.Parameter],
+    parameters: nn.Module | Iterable[nn.Parameter],
     *,
     learning_rate: float,
     weight_decay: float = 0.0,
+    decay: Decayed = "matrices",
     momentum: float = 0.0,
     beta2: float = 0.999,
     fused: bool = True,
 ) -> torch.optim.Optimizer:
-    """Torch's own optimiser of that name.
+    """Torch's own optimiser of that name, over the groups of :func:`decay_groups`.
 
     Args:
+        parameters: a model, whose norms and biases are known by their modules and names, or parameters alone, of
+            which only the shape can tell.
         weight_decay: L2 coefficient in the gradient for ``sgd`` and ``adam_l2``; relative shrinkage per unit of
             learning rate for ``adamw``.
+        decay: what it acts on.
         momentum: of ``sgd`` alone.
         beta2: of the two Adams: decay of the mean of squared gradients.
-        fused: one kernel for all parameters.
+        fused: one kernel for all parameters of a group.
 
     >>> build_optimiser("adam_l2", [nn.Parameter(torch.zeros(2))], learning_rate=1e-3).defaults["lr"]
     0.001
+    >>> adamw = build_optimiser("adamw", nn.Linear(3, 2), learning_rate=1e-3, weight_decay=0.1)
+    >>> [(group["name"], group["weight_decay"]) for group in adamw.param_groups]
+    [('matrices', 0.1), ('vectors', 0.0)]
     """
-    kept = [p for p in parameters if p.requires_grad]
+    groups = decay_groups(parameters, weight_decay, decay)
     shared: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay, "fused": fused}
     if name == "sgd":
-        return torch.optim.SGD(kept, momentum=momentum, **shared)
+        return torch.optim.SGD(groups, momentum=momentum, **shared)
     if name == "adam_l2":
-        return torch.optim.Adam(kept, betas=(0.9, beta2), **shared)
+        return torch.optim.Adam(groups, betas=(0.9, beta2), **shared)
     if name == "adamw":
-        return torch.optim.AdamW(kept, betas=(0.9, beta2), **shared)
+        return torch.optim.AdamW(groups, betas=(0.9, beta2), **shared)
     raise ConfigError(f"optimiser `{name}` is not known; {nearest(name, get_args(OptimiserName))}")
+
+
+def decay_groups(
+    parameters: nn.Module | Iterable[nn.Parameter], weight_decay: float, decay: Decayed = "matrices"
+) -> list[dict[str, Any]]:
+    """The trainable parameters as groups for torch's optimisers: those that decay, and those that do not.
+
+    With ``"matrices"`` decay acts on what has two axes or more (matrices, embeddings, convolutions), except parameters
+    of normalisation modules, the lengths of weight-normalised rows, and what is named ``bias``: the group is called
+    ``matrices``, the rest ``vectors``. With ``"all"`` there is one group, ``all``. An empty group is left out.
+    ``places`` are the parameters' numbers in the model's own order, so that what is kept of an optimiser does not
+    depend on its groups.
+
+    >>> net = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
+    >>> [(group["name"], group["places"], group["weight_decay"]) for group in decay_groups(net, 0.1)]
+    [('matrices', [0], 0.1), ('vectors', [1, 2, 3], 0.0)]
+    >>> [(group["name"], group["places"]) for group in decay_groups(net, 0.1, "all")]
+    [('all', [0, 1, 2, 3])]
+    """
+    if decay not in get_args(Decayed):
+        raise ConfigError(f"decay `{decay}` is not known; {nearest(decay, get_args(Decayed))}")
+    if isinstance(parameters, nn.Module):
+        spared = _spared(parameters)
+        named = list(parameters.named_parameters())
+    else:
+        spared, named = set(), [("", p) for p in parameters]
+    kept = [(name, p) for name, p in named if p.requires_grad]
+    members: dict[str, list[int]] = {"matrices": [], "vectors": []} if decay == "matrices" else {"all": []}
+    for place, (name, p) in enumerate(kept):
+        leaf = name.rsplit(".", 1)[-1]
+        plain = p.dim() < 2 or id(p) in spared or leaf == "bias" or leaf.startswith("bias_")
+        members["all" if decay == "all" else "vectors" if plain else "matrices"].append(place)
+    return [
+        {
+            "name": group,
+            "params": [kept[place][1] for place in places],
+            "places": places,
+            "weight_decay": 0.0 if group == "vectors" else weight_decay,
+        }
+        for group, places in members.items()
+        if places
+    ]
+
+
+def _spared(model: nn.Module) -> set[int]:
+    """Ids of parameters of any shape that must not decay: those of norms, and lengths of weight-normalised rows."""
+    norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+    spared: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, norms):
+            spared |= {id(p) for p in module.parameters(recurse=False)}
+        # Torch's weight norm keeps length and direction as the two originals of one parametrisation.
+        elif isinstance(module, ParametrizationList) and type(module[0]).__name__ == "_WeightNorm":
+            spared.add(id(module.original0))
+    return spared
 
 
 def learning_rate_factor(schedule: ScheduleName, step: int, *, warmup: int, total: int) -> float:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
-from thalweg.errors import ConfigError
-from thalweg.learning.optimisers import ForcingSchedule, OptimiserName, ScheduleName
+from thalweg.errors import ConfigError, nearest
+from thalweg.learning.optimisers import Decayed, ForcingSchedule, OptimiserName, ScheduleName
 from thalweg.metrics import metric_direction
 
-__all__ = ["TrainingConfig"]
+__all__ = ["LossName", "TrainingConfig"]
+
+LossName = Literal["nll", "margin", "risk", "softmax_margin", "mce"]
+"""``nll`` goes symbol by symbol; the others are over lists of a model's best answers, see ``sequence_losses``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,7 @@ class TrainingConfig:
         batch_tokens: symbols per step at most instead, sources and targets with padding; 0 goes by ``batch_size``.
         optimiser: ``sgd``, ``adam_l2`` (L2 in the gradient) or ``adamw`` (decoupled decay).
         learning_rate, weight_decay, momentum: as torch's optimiser of that name.
+        decay: what the decay acts on: ``matrices`` (not norms, biases and other vectors) or ``all`` parameters.
         beta2: of ``adam_l2`` and ``adamw``: decay of the mean of squared gradients, the second of torch's ``betas``.
         clip: largest norm of the whole gradient; 0 leaves it alone.
         schedule: ``constant``, ``plateau``, ``inverse_sqrt`` or ``cosine``; warmup: steps of linear rise before it.
@@ -31,6 +35,15 @@ class TrainingConfig:
         teacher_forcing: probability of feeding the true previous symbol; ``teacher_forcing_end`` its last value.
         teacher_forcing_schedule: ``constant``, ``linear`` or ``inverse_sigmoid`` between the two.
         label_smoothing: mass spread evenly over all symbols.
+        loss: ``nll`` (each symbol's likelihood), or a loss over lists of the model's ``loss_width`` best answers and
+            the right one: ``margin`` (the right one leads the others by ``loss_margin`` nats), ``risk`` (expected edit
+            distance), ``softmax_margin`` (likelihood in the list, answers favoured by ``loss_margin`` times their edit
+            distance) or ``mce`` (errors counted softly). A step then takes several times as long.
+        loss_after: epochs of ``nll`` before that loss; -1 means half of all.
+        nll_weight: weight of ``nll`` beside that loss.
+        loss_width: beam width of the search for answers.
+        loss_margin: of ``margin`` and ``softmax_margin``; loss_beta: inverse temperature of the list, of all but
+            ``margin``.
         average: decay of an exponential moving average of the weights, which is what is evaluated and kept;
             0 keeps the plain weights.
         metric: dev metric that chooses the best model (``loss``, ``accuracy``, ``cer``, ``wer``, ``bleu``, ...).
@@ -52,6 +65,7 @@ class TrainingConfig:
     optimiser: OptimiserName = "adamw"
     learning_rate: float = 3e-3
     weight_decay: float = 0.1
+    decay: Decayed = "matrices"
     momentum: float = 0.0
     beta2: float = 0.999
     clip: float = 1.0
@@ -63,6 +77,12 @@ class TrainingConfig:
     teacher_forcing_end: float = 0.0
     teacher_forcing_schedule: ForcingSchedule = "constant"
     label_smoothing: float = 0.1
+    loss: LossName = "nll"
+    loss_after: int = -1
+    nll_weight: float = 0.3
+    loss_width: int = 5
+    loss_margin: float = 1.0
+    loss_beta: float = 1.0
     average: float = 0.999
     metric: str = "cer"
     patience: int = 0
@@ -101,14 +121,33 @@ class TrainingConfig:
         for name in ("plateau_factor", "beta2"):
             if not 0 < getattr(self, name) < 1:
                 raise ConfigError(f"training.{name} must be in (0, 1), got {getattr(self, name)}")
+        self._check_loss()
         metric_direction(self.metric)
         if "@" in self.metric:
             raise ConfigError(
                 f"training.metric must be one that a single answer has, got `{self.metric}`; use `wer` or `cer`"
             )
 
+    def _check_loss(self) -> None:
+        if self.loss not in get_args(LossName):
+            raise ConfigError(f"training.loss `{self.loss}` is not known; {nearest(self.loss, get_args(LossName))}")
+        if self.loss_width < 1:
+            raise ConfigError(f"training.loss_width must be at least 1, got {self.loss_width}")
+        if self.loss_after < -1:
+            raise ConfigError(f"training.loss_after must be 0 or more, or -1 for half, got {self.loss_after}")
+        for name in ("nll_weight", "loss_margin"):
+            if not 0 <= getattr(self, name) < math.inf:  # NaN too
+                raise ConfigError(f"training.{name} must be 0 or more and finite, got {getattr(self, name)}")
+        if not 0 < self.loss_beta < math.inf:
+            raise ConfigError(f"training.loss_beta must be above 0 and finite, got {self.loss_beta}")
+        if self.loss != "nll" and self.epochs and self.loss_after >= self.epochs:
+            raise ConfigError(
+                f"training.loss_after must be below training.epochs = {self.epochs}, or `{self.loss}` is never used, "
+                f"got {self.loss_after}; lower it or leave it out for half"
+            )
+
     def planned(self, batches: int) -> TrainingConfig:
-        """The same with the number of epochs settled for so many batches an epoch.
+        """The same with the number of epochs settled for so many batches an epoch, and when the loss begins.
 
         A small file wants many passes: 4,000 steps are the aim, 200 epochs the most; both grow with a warm-up of more
         than 800 steps, which is a fifth of the whole at most.
@@ -119,8 +158,11 @@ class TrainingConfig:
         [1000, 500, 50]
         >>> TrainingConfig(epochs=3).planned(40).epochs
         3
+        >>> TrainingConfig(epochs=15, loss="risk").planned(40).loss_after
+        7
         """
-        if self.epochs:
-            return self
         aim = max(4000, 5 * self.warmup)
-        return replace(self, epochs=min(aim // 20, max(20, math.ceil(aim / max(1, batches)))))
+        epochs = self.epochs or min(aim // 20, max(20, math.ceil(aim / max(1, batches))))
+        if self.loss != "nll" and self.loss_after < 0:
+            return replace(self, epochs=epochs, loss_after=epochs // 2)
+        return replace(self, epochs=epochs)

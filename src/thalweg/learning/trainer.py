@@ -32,7 +32,7 @@ from thalweg.learning.optimisers import (
 from thalweg.learning.settings import TrainingConfig
 from thalweg.metrics import metric_direction
 
-__all__ = ["Batched", "Progress", "Trainer", "resolve_device"]
+__all__ = ["Batched", "Progress", "Trainer", "Watch", "resolve_device"]
 
 Listener = Callable[[dict[str, Any]], None]
 B = TypeVar("B", covariant=True)
@@ -45,6 +45,24 @@ class Batched(Protocol[B]):
 
     def iterate(self, n: int, start: int = 0) -> Iterator[B]:
         """Batches of epoch ``n`` from number ``start`` on."""
+        ...
+
+
+class Watch(Protocol):
+    """Looks at some steps of a training without changing them; what it finds is passed to the listener."""
+
+    every: int
+
+    def begin(self, model: nn.Module) -> None:
+        """Before the step's first call of the model."""
+        ...
+
+    def gradients(self, scale: float = 1.0) -> None:
+        """After the backward pass, before clipping; ``scale`` is what the loss was multiplied by."""
+        ...
+
+    def finish(self) -> dict[str, Any]:
+        """After the optimiser's step."""
         ...
 
 
@@ -93,7 +111,8 @@ class Trainer:
         evaluate: ``model -> {metric: value}`` on the dev data; must not draw from torch's global generator.
         directory: where ``model.safetensors`` (best) and ``last.safetensors`` (to resume) go.
         meta: JSON metadata that makes ``model.safetensors`` self-contained.
-        listener: called with event dictionaries: ``step``, ``epoch``, ``end``, ``interrupted``.
+        listener: called with event dictionaries: ``step``, ``epoch``, ``end``, ``interrupted``, ``gradients``.
+        watch: looks at every so many steps; each look is a ``gradients`` event.
 
     Same seed and machine give the same weights; a resumed run ends with the same bits as an uninterrupted one on the
     CPU, because the checkpoint holds weights, optimiser, average, random state and the place in the epoch.
@@ -112,19 +131,22 @@ class Trainer:
         directory: Path,
         meta: dict[str, Any],
         listener: Listener | None = None,
+        watch: Watch | None = None,
     ):
         from lightning_fabric import Fabric
 
         self.config, self.loss, self.evaluate = config, loss, evaluate
         self.directory, self.meta = directory, meta
         self.listener: Listener = listener or (lambda event: None)
+        self.watch = watch
         accelerator = resolve_device(config.device)
         self.fabric = Fabric(accelerator=accelerator, devices=1, precision=config.precision)
         optimiser = build_optimiser(
             config.optimiser,
-            model.parameters(),
+            model,
             learning_rate=config.learning_rate,
             weight_decay=config.weight_decay,
+            decay=config.decay,
             momentum=config.momentum,
             beta2=config.beta2,
             # Loss scaling must unscale before clipping, which a fused step would do itself.
@@ -195,9 +217,14 @@ class Trainer:
             config.teacher_forcing_schedule, config.teacher_forcing, config.teacher_forcing_end, share
         )
         self._forcing = forcing
+        watch = self.watch if self.watch is not None and progress.step % self.watch.every == 0 else None
+        if watch is not None:
+            watch.begin(self.raw)
         summed, terms = self.loss(self.model, batch, forcing)
         self.optimiser.zero_grad(set_to_none=True)
         self.fabric.backward(summed / terms)
+        if watch is not None:
+            watch.gradients(self._scale())
         if config.clip:
             progress.norm_sum += self._clip(config.clip)
             progress.norm_count += 1
@@ -208,10 +235,18 @@ class Trainer:
                 f"`learning_rate` (now {config.learning_rate * factor:g}) or `clip` (now {config.clip:g}), then resume"
             )
         self.optimiser.step()
+        if watch is not None:
+            event = {"event": "gradients", "epoch": progress.epoch + 1, "step": progress.step, "loss": value / terms}
+            self.listener(event | watch.finish())
         progress.loss_sum += value
         progress.loss_count += terms
         if self.average:
             self._update_average()
+
+    def _scale(self) -> float:
+        """What half precision has multiplied the loss by."""
+        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
+        return 1.0 if scaler is None else float(scaler.get_scale())
 
     def _clip(self, limit: float) -> float:
         """Scale the whole gradient down to norm ``limit``; returns the norm it had."""

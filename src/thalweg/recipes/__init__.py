@@ -1,6 +1,7 @@
 """Published experiments as configs, with the published figure beside ours.
 
-A recipe is a YAML file in this folder: what to train, on which seeds, what to measure, and what was published.
+A recipe is a YAML file in this folder: what to train, on which seeds, what to measure, and what was published. Some
+name one of the ``experiments`` and its settings instead.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from typing import Any
 from thalweg.errors import ConfigError, nearest
 from thalweg.learning.checkpoint import load_checkpoint, write_atomically
 from thalweg.metrics import Score
+from thalweg.recipes.experiments import Order, build_settings, perform
 from thalweg.tasks.config import SearchConfig, TransduceConfig, apply_overrides, as_settings, build_config, read_config
 from thalweg.tasks.evaluation import evaluate
 from thalweg.tasks.report import write_report
+from thalweg.tasks.resuming import as_begun
 from thalweg.tasks.transduce import train
 from thalweg.tasks.transducer import load
 
@@ -41,6 +44,7 @@ class Recipe:
         evaluations: what is measured after training: ``data``, ``k``, ``references``, ``name`` and search settings.
         model_of: another recipe whose trained runs are measured instead of training.
         examples: sources whose answers are shown at the end.
+        experiment, settings: what is done instead of training a transducer; see ``thalweg.recipes.experiments``.
 
     >>> load_recipe("t1").published
     {'accuracy': 0.167}
@@ -56,11 +60,15 @@ class Recipe:
     evaluations: tuple[dict[str, Any], ...] = ()
     model_of: str = ""
     examples: tuple[str, ...] = ()
+    experiment: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RecipeResult:
     """Where the runs are, the report of the first, a table of scores, and one of example answers.
+
+    Experiments have one report for all seeds, and pictures.
 
     >>> RecipeResult(Path("runs/demo"), None, []).finished
     True
@@ -71,6 +79,7 @@ class RecipeResult:
     table: list[dict[str, str]]
     examples: list[dict[str, str]] = field(default_factory=list)
     finished: bool = True
+    pictures: tuple[Path, ...] = ()
 
 
 def list_recipes() -> tuple[Recipe, ...]:
@@ -111,6 +120,8 @@ def load_recipe(name: str) -> Recipe:
         evaluations=tuple(raw.get("evaluations", ())),
         model_of=raw.get("model_of", ""),
         examples=tuple(raw.get("examples", ())),
+        experiment=raw.get("experiment", ""),
+        settings=raw.get("settings", {}),
     )
 
 
@@ -127,7 +138,7 @@ def run_recipe(
     """Train and measure a recipe on each of its seeds; what is already done in ``out`` is not done again.
 
     Args:
-        out: gets ``seed-N/`` run directories and ``results-NAME.json``.
+        out: gets ``seed-N/`` run directories and ``results-NAME.json``; of an experiment a page and pictures.
         root: folder of known data sets.
         seeds: so many runs, seeds 0, 1, ...; the recipe's own seeds by default.
         overrides: ``key=value`` words over the recipe's settings.
@@ -138,6 +149,8 @@ def run_recipe(
     """
     out = Path(out)
     chosen = tuple(range(seeds)) if seeds else recipe.seeds
+    if recipe.experiment:
+        return _run_experiment(recipe, out, chosen, seeds, overrides, fresh, listener)
     directories = [out / f"seed-{seed}" for seed in chosen]
     if fresh and not recipe.model_of:
         for directory in directories:
@@ -164,6 +177,26 @@ def run_recipe(
     return RecipeResult(out, report, table, _examples(recipe, directories[0]))
 
 
+def _run_experiment(
+    recipe: Recipe,
+    out: Path,
+    chosen: tuple[int, ...],
+    seeds: int | None,
+    overrides: Sequence[str],
+    fresh: bool,
+    listener: Listener | None,
+) -> RecipeResult:
+    settings = build_settings(recipe.experiment, recipe.settings, overrides, where=f"recipe {recipe.name}")
+    order = Order(recipe.name, recipe.experiment, recipe.title, recipe.note, settings, chosen, tuple(overrides))
+
+    def say(line: str) -> None:
+        if listener is not None:
+            listener({"event": "experiment", "message": line})
+
+    page, tables, pictures = perform(order, out, seeds=seeds, fresh=fresh, say=say)
+    return RecipeResult(out, page, tables[0].rows, pictures=tuple(pictures))
+
+
 def _remove_run(directory: Path) -> None:
     """Delete a run directory, and only what is one."""
     if directory.exists() and not (directory / "config.yaml").exists():
@@ -176,7 +209,7 @@ def _check_settings(directory: Path, config: TransduceConfig) -> None:
     path = directory / "config.yaml"
     if not path.exists():
         return
-    before = as_settings(build_config(read_config(path), where=str(path)))
+    before = as_settings(build_config(as_begun(read_config(path)), where=str(path)))
     for section, settings in as_settings(config).items():
         for key, value in settings.items():
             # The family comes first, so that what only one family has is never compared.

@@ -115,17 +115,35 @@ def read_answers(found: Hypotheses, target: Side, *, proving: bool) -> list[tupl
     """
     tokens, lengths = found.tokens.tolist(), found.lengths.tolist()
     scores, finished, optimal = found.scores.tolist(), found.finished.tolist(), found.optimal.tolist()
-    rows = []
+    rows, decode, join = [], target.alphabet.decode, target.symbols.join
     for b in range(found.size):
-        row = []
-        for j in range(len(lengths[b])):
-            if lengths[b][j]:
-                symbols = target.alphabet.decode(tokens[b][j][: lengths[b][j]])
-                proved = optimal[b] and j == 0 if proving else None
-                text = target.symbols.join(symbols)
-                row.append(Answer(text, symbols, scores[b][j], finished[b][j], optimal=proved))
-        rows.append(with_shares(row))
+        there = [j for j, length in enumerate(lengths[b]) if length]
+        pieces = [decode(tokens[b][j][: lengths[b][j]]) for j in there]
+        shares = _shares([(symbols, finished[b][j], scores[b][j]) for symbols, j in zip(pieces, there, strict=True)])
+        rows.append(
+            tuple(
+                Answer(
+                    join(symbols),
+                    symbols,
+                    scores[b][j],
+                    finished[b][j],
+                    share=share,
+                    optimal=optimal[b] and j == 0 if proving else None,
+                )
+                for symbols, j, share in zip(pieces, there, shares, strict=True)
+            )
+        )
     return rows
+
+
+def _shares(answers: Sequence[tuple[Piece, bool, float]]) -> list[float]:
+    """What each has of the probability of all: its symbols, whether it is finished, its log-probability."""
+    if not answers:
+        return []
+    best = max(score for _, _, score in answers)
+    powers = [math.exp(score - best) for _, _, score in answers]
+    total = sum({answer[:2]: power for answer, power in zip(answers, powers, strict=True)}.values())
+    return [power / total for power in powers]
 
 
 def with_shares(answers: Sequence[Answer]) -> tuple[Answer, ...]:
@@ -134,12 +152,8 @@ def with_shares(answers: Sequence[Answer]) -> tuple[Answer, ...]:
     >>> [round(a.share, 2) for a in with_shares([Answer("a", ("a",), -1.0, True), Answer("b", ("b",), -2.0, True)])]
     [0.73, 0.27]
     """
-    if not answers:
-        return ()
-    best = max(answer.log_prob for answer in answers)
-    mass = {(a.symbols, a.finished): math.exp(a.log_prob - best) for a in answers}
-    total = sum(mass.values())
-    return tuple(dataclasses.replace(a, share=math.exp(a.log_prob - best) / total) for a in answers)
+    shares = _shares([(answer.symbols, answer.finished, answer.log_prob) for answer in answers])
+    return tuple(dataclasses.replace(a, share=share) for a, share in zip(answers, shares, strict=True))
 
 
 def with_attention(

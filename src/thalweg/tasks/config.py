@@ -26,6 +26,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+# Other spellings of keys.
+_ALIASES = {"attention.map": "model.attention_map", "model.attention.map": "model.attention_map"}
 Splitting = Literal["auto", "characters", "graphemes", "spaced"]
 Normalising = Literal["auto", "nfc", "nfd", "none"]
 
@@ -137,7 +139,7 @@ def _check_keys(raw: object, kind: Any, where: str, prefix: str) -> None:
     for key, value in raw.items():
         if key not in hints:
             raise ConfigError(f"{where}: `{prefix}{key}` is not a setting{_remedy(str(key), hints, family)}")
-        if isinstance(value, bool) and hints[key] in (int, float):
+        if isinstance(value, bool) and hints[key] in (int, float, str | float):
             raise ConfigError(f"{where}: `{prefix}{key}`: expected a number, got {str(value).lower()}")
         if dataclasses.is_dataclass(hints[key]) or hints[key] == ModelConfig:
             _check_keys(value, hints[key], where, f"{prefix}{key}.")
@@ -153,7 +155,8 @@ def _remedy(key: str, choices: Iterable[str], family: str = "") -> str:
 def apply_overrides(raw: Mapping[str, Any], words: Iterable[str]) -> dict[str, Any]:
     """Settings with ``key=value`` words laid over them; a key may leave out its section where that is unambiguous.
 
-    Which settings a model has depends on its family: that of ``raw``, or the one that the words tell.
+    Which settings a model has depends on its family: that of ``raw``, or the one that the words tell. The map of
+    attention, ``model.attention_map``, may be written ``attention.map``.
 
     >>> apply_overrides({"model": {"hidden": 64}}, ["hidden=128", "training.epochs=3"])
     {'model': {'hidden': 128}, 'training': {'epochs': 3}}
@@ -172,7 +175,8 @@ def apply_overrides(raw: Mapping[str, Any], words: Iterable[str]) -> dict[str, A
         key, equals, value = word.partition("=")
         if not equals:
             raise ConfigError(f"expected `key=value`, got `{word}`; for example `hidden=256`")
-        section, dot, leaf = key.strip().partition(".")
+        key = key.strip()
+        section, dot, leaf = _ALIASES.get(key, key).partition(".")
         if not dot:
             leaf = section
             if leaf not in homes:

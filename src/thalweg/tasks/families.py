@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from thalweg.energies.seq2seq import Seq2SeqConfig
 from thalweg.energies.transformer import TransformerConfig
@@ -66,12 +66,16 @@ def family_name(config: ModelConfig) -> str:
 def family_of(model: Mapping[str, Any] | object, words: Collection[str] = ()) -> str:
     """The family of plain settings: what ``family`` says, else the one family whose own settings they name.
 
+    A setting that several families have tells one where only that one knows its value.
+
     Args:
         model: the ``model`` section; anything but a mapping says nothing.
         words: further keys, looked at only where ``model`` leaves the family open.
 
     >>> family_of({"heads": 2}), family_of({"dropout": 0.1}), family_of({}, ["hidden"]), family_of({"cell": "gru"})
     ('transformer', 'recurrent', 'recurrent', 'recurrent')
+    >>> family_of({"norm": "post"}), family_of({"norm": "layer"})
+    ('transformer', 'recurrent')
     >>> family_of({"heads": 2, "hidden": 8})
     Traceback (most recent call last):
     ...
@@ -95,7 +99,20 @@ def family_of(model: Mapping[str, Any] | object, words: Collection[str] = ()) ->
 
 
 def _first_own(family: str, keys: Collection[str]) -> str:
-    """The first key that this family has and no other."""
-    others = set().union(*(family_keys(name) for name in FAMILIES if name != family))
-    own = family_keys(family).keys() - others
-    return next((key for key in keys if key in own), "")
+    """The first key that this family has and no other, or whose value this family knows and no other."""
+    others = [family_keys(name) for name in FAMILIES if name != family]
+    hints = family_keys(family)
+
+    def knows(hint: Any, value: Any) -> bool:
+        return get_origin(hint) is not Literal or value in get_args(hint)
+
+    for key in keys:
+        shared = [hints_of[key] for hints_of in others if key in hints_of]
+        if key not in hints:
+            continue
+        if not shared:
+            return key
+        value = keys[key] if isinstance(keys, Mapping) else None
+        if value is not None and knows(hints[key], value) and not any(knows(hint, value) for hint in shared):
+            return key
+    return ""

@@ -8,12 +8,38 @@ from typing import Any
 
 from thalweg.errors import CheckpointError
 
-__all__ = ["check_continues"]
+__all__ = ["as_begun", "check_continues"]
 
 # The rest of `training` (epochs, patience, learning rate ...) may change: it only shapes what is to come.
-FIXED = ("batch_size", "batch_tokens", "optimiser", "average", "seed", "precision")
+FIXED = ("batch_size", "batch_tokens", "optimiser", "decay", "average", "seed", "precision")
 # What a run was that was begun before it could be said; a setting that is not here may be anything in such a run.
-UNSAID = {"model.family": "recurrent", "training.batch_tokens": 0}
+UNSAID = {
+    "model.family": "recurrent",
+    "model.attention_map": "softmax",
+    "training.batch_tokens": 0,
+    "training.decay": "all",
+}
+# Of these, what has another default now: a run's own `config.yaml` without it means what it then was.
+_OTHER_NOW = ("training.decay",)
+
+
+def as_begun(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run's own ``config.yaml``, with what it could not say when it was written.
+
+    Such a file is complete but for settings that came later; one of those whose default has changed since is filled
+    in as it was.
+
+    >>> as_begun({"training": {"epochs": 3}})
+    {'training': {'epochs': 3, 'decay': 'all'}}
+    >>> as_begun({"training": {"decay": "matrices"}})
+    {'training': {'decay': 'matrices'}}
+    """
+    result = dict(settings)
+    for name in _OTHER_NOW:
+        section, _, key = name.partition(".")
+        if isinstance(result.get(section), Mapping):
+            result[section] = {**result[section], key: result[section].get(key, UNSAID[name])}
+    return result
 
 
 def check_continues(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

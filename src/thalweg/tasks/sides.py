@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from thalweg.data import Alphabet, Symbols
@@ -50,7 +51,7 @@ class Side:
     symbols: Symbols
     alphabet: Alphabet
 
-    @property
+    @cached_property
     def features(self) -> tuple[int, ...]:
         """Ids of the tags; none where the pairs have no feature column."""
         tags = [symbol for symbol in self.alphabet.symbols if is_tag(symbol)]

@@ -18,7 +18,8 @@ from thalweg.data import Alphabet, Batch, Batches, Example, PairFile, Symbols, g
 from thalweg.errors import ConfigError, DataError
 from thalweg.learning.checkpoint import Checkpoint, load_checkpoint, write_atomically
 from thalweg.learning.losses import sequence_nll
-from thalweg.learning.trainer import Trainer
+from thalweg.learning.sequence_losses import SequenceLoss
+from thalweg.learning.trainer import Trainer, Watch
 from thalweg.metrics import score_strings
 from thalweg.tasks.config import TransduceConfig, as_settings, to_yaml
 from thalweg.tasks.models import SequenceModel, build_model
@@ -26,7 +27,7 @@ from thalweg.tasks.resuming import check_continues
 from thalweg.tasks.sides import Side, tag_symbol
 from thalweg.tasks.transducer import Transducer, open_pairs
 
-__all__ = ["TrainResult", "train", "words_of"]
+__all__ = ["Prepared", "TrainResult", "prepare", "train", "words_of"]
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -53,6 +54,7 @@ def train(
     resume: bool = False,
     listener: Listener | None = None,
     root: Path | None = None,
+    watch: Watch | None = None,
 ) -> TrainResult:
     """Train a model on pairs of strings; the run directory gets the model, the log and what resuming needs.
 
@@ -62,6 +64,7 @@ def train(
         resume: go on from ``last.safetensors``; the result equals an uninterrupted run's.
         listener: called with every event; ``step`` events are not logged, all others are.
         root: folder of known data sets, for ``NAME:SPLIT``.
+        watch: looks at some steps; what it finds is logged. The weights are the same with it and without.
 
     >>> train(TransduceConfig(), "runs/names")
     Traceback (most recent call last):
@@ -96,14 +99,16 @@ def train(
         "data": _digest(training),
     }
     log = _Log(out / "log.jsonl", listener)
+    objective = SequenceLoss(config.training, model, max_length=2 * longest + 10)
     trainer = Trainer(
         model,
         config.training,
-        loss=lambda m, batch, forcing: _loss(m, batch, forcing, config.training.label_smoothing),
+        loss=lambda m, batch, forcing: objective(m, batch, forcing, trainer.progress.epoch),
         evaluate=_dev_evaluator(config, source, target, dev, longest, meta),
         directory=out,
         meta=meta,
         listener=log,
+        watch=watch,
     )
     if resume:
         last = load_checkpoint(out / "last.safetensors")
@@ -118,6 +123,32 @@ def train(
     log.pairs = len(training)
     progress = trainer.fit(batches, resume=resume)
     return TrainResult(out, progress.finished, progress.best_epoch, progress.best_metrics, progress.seconds)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a config's data become before anything is trained: both alphabets, and the training pairs as numbers.
+
+    >>> Prepared.__name__
+    'Prepared'
+    """
+
+    source: Side
+    target: Side
+    examples: list[Example]
+
+
+def prepare(config: TransduceConfig, root: Path | None = None) -> Prepared:
+    """Read a config's training data as :func:`train` would.
+
+    >>> prepare(TransduceConfig())
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: no training data: give `--data train.tsv` or `data.train` in the config
+    """
+    training, _ = _read_splits(config, root)
+    source, target = _sides(config, training)
+    return Prepared(source, target, _examples(training, source, target))
 
 
 def _read_splits(config: TransduceConfig, root: Path | None) -> tuple[PairFile, PairFile]:
@@ -173,9 +204,8 @@ def _examples(pairs: PairFile, source: Side, target: Side) -> list[Example]:
     return [Example(source.encode(pair.source, pair.features), target.encode(pair.target)) for pair in pairs.pairs]
 
 
-def _loss(model: nn.Module, batch: Batch, forcing: float, smoothing: float) -> tuple[Tensor, int]:
-    logits = model(batch.source, batch.target, teacher_forcing=forcing)
-    losses = sequence_nll(logits, batch.target.tokens, batch.target.mask, smoothing=smoothing)
+def _loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+    losses = sequence_nll(model(batch.source, batch.target), batch.target.tokens, batch.target.mask)
     return losses.sum(), int(batch.target.lengths.sum())
 
 
@@ -192,7 +222,7 @@ def _dev_evaluator(
         answers: list[list[tuple[str, ...]]] = [[] for _ in examples]
         total, terms = 0.0, 0
         for batch in batches.iterate(0):
-            loss, count = _loss(model, batch.to(transducer.device), 1.0, 0.0)
+            loss, count = _loss(model, batch.to(transducer.device))
             total, terms = total + float(loss), terms + count
             found = transducer.search([examples[row].source for row in batch.rows], k=1, how=config.search)
             for row, ids in zip(batch.rows, found.tokens[:, 0].tolist(), strict=True):
@@ -258,7 +288,7 @@ class _Log:
 
     def cut(self, last: Checkpoint) -> None:
         """Drop what was logged after the checkpoint: those epochs are run again."""
-        epoch = int(last.meta["progress"]["epoch"])
+        epoch, step = (int(last.meta["progress"][key]) for key in ("epoch", "step"))
         kept = []
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         for line in lines:
@@ -267,6 +297,7 @@ class _Log:
             except ValueError:
                 continue  # a kill can leave half a line
             later = event.get("event") == "epoch" and event["epoch"] > epoch
+            later = later or (event.get("event") == "gradients" and event["step"] >= step)
             if event.get("event") not in ("end", "interrupted") and not later:
                 kept.append(line)
         write_atomically(self.path, "".join(f"{line}\n" for line in kept).encode())

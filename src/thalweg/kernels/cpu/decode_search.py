@@ -1,56 +1,35 @@
-"""Greedy and beam search over a Transformer, from the encoder to the last symbol, in one compiled call.
+"""Greedy and beam search over a decoder, from the encoder to the last symbol, in one compiled call.
 
 With one word to answer, a step is some hundred microseconds of reading weights; calling the parts of a step one by one
-takes longer than that. Here the model is a list of operations on addresses (the names below are their kinds), the
-search is a loop, and threads enter together: they share out the larger operations and wait for each other after each.
-A thread that comes late finds everything taken and catches up; one that never comes is not missed.
+takes longer than that. Here the model is a list of operations on addresses
+(:mod:`~thalweg.kernels.cpu.decode_operations`, :mod:`~thalweg.kernels.cpu.recurrent_cells`), the search is a loop, and
+threads enter together: they share out the larger operations and wait for each other after each. A thread that comes
+late finds everything taken and catches up; one that never comes is not missed. All functions are
+:mod:`~thalweg.kernels.cpu.plain`.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import types
 
 from thalweg.kernels.cpu.decode_memory import (
     advance_to,
     call_at,
     float_at,
     float_of,
-    gelu_at,
     index_at,
     put_float,
     put_index,
-    silu_at,
     take,
 )
-from thalweg.kernels.cpu.decoding import attend_rows_past, attend_rows_source, norm_at
-from thalweg.kernels.cpu.few_rows import rows_by_weights
-from thalweg.kernels.cpu.panels import PANEL, rows_by_panels
+from thalweg.kernels.cpu.decode_operations import TIMES, WORDS
+from thalweg.kernels.cpu.emitter import LANES, Emitter, intrinsic
 
-__all__ = ["linear_byte", "linear_half", "linear_single", "panels", "perform", "search"]
-
-_options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
-
-# fmt: off
-(
-    LINEAR,  # out, its stride, x, its stride, weight, inner, outer, scale, bias, relu
-    NORM,    # out, total, x, residual, weight, bias, eps, width: total = x + residual, out = LayerNorm(total)
-    PAST,    # out, queries, their stride, cache of the layer, its rows, lineage, its stride, heads, size of one
-    SOURCE,  # out, queries, their stride, memory, item stride, place stride, lengths, items, places, heads << 32 | size
-    SCALE,   # x, its stride, numbers a row, factor
-    GELU, SILU,  # x, numbers a row
-    SWIGLU,  # gate, up, numbers a row: up = silu(gate) * up
-    STORE,   # from, its stride, cache of the layer, its rows, numbers a row
-    EMBED,   # out, tokens, table, width, scale, vectors of positions
-    ROTATE,  # x, its stride, heads, size of one, cosines, sines, positions of the rows or 0 for that of the step
-    PANELS,  # as LINEAR, the weights packed in panels
-) = range(12)
-# fmt: on
-_BLOCK = 64  # rows
-WORDS = 12  # of an operation: its kind, how many parts it has, and what it works on
+__all__ = ["search"]
 
 # fmt: off
 (
@@ -61,115 +40,12 @@ WORDS = 12  # of an operation: its kind, how many parts it has, and what it work
     LOGITS, TOKENS, LIVE, RANK, SCORE, CODE, HISTORY, DROPPED, ENDED, LINEAGE, ROOM,
     LEFT, ORDER, SOURCES,  # how many items are not done, which they are, and the item of every row
     SHARES,  # parts of a step of the search
-    LINEARLY, PANELLED, OTHERWISE,  # addresses of what performs products of either kind, and all else
-) = range(35)
+    CHOICES,  # room for the candidates of every part: 2 W + 1 scores and codes
+    STRIDE,  # numbers from one row of the logits to the next
+) = range(34)
 # fmt: on
 
 
-@njit(**_options)
-def _linear(op, rows, part, parts, example, size):
-    """One part of a product: some of the columns of ``out``."""
-    out, out_stride, x, x_stride = index_at(op, 2), index_at(op, 3), index_at(op, 4), index_at(op, 5)
-    weight, inner, outer = index_at(op, 6), index_at(op, 7), index_at(op, 8)
-    scale, bias, relu = index_at(op, 9), index_at(op, 10), index_at(op, 11)
-    low, high = outer // 4 * part // parts * 4, outer // 4 * (part + 1) // parts * 4
-    if part == parts - 1:
-        high = outer
-    scale, bias = scale + low * 4 if scale else 0, bias + low * 4 if bias else 0
-    for first in range(0, rows, _BLOCK):  # rows that the nearest caches hold while the weights go by
-        rows_by_weights(
-            *(out + first * out_stride + low * 4, out_stride, x + first * x_stride, x_stride),
-            *(min(_BLOCK, rows - first), weight + low * inner * size, inner, high - low),
-            *(scale, bias, relu, example, size),
-        )
-
-
-def panels(op, rows, t, part, parts):
-    """One part of a product with weights in panels."""
-    out, out_stride, x, x_stride = index_at(op, 2), index_at(op, 3), index_at(op, 4), index_at(op, 5)
-    weight, inner, outer = index_at(op, 6), index_at(op, 7), index_at(op, 8)
-    bias, relu = index_at(op, 10), index_at(op, 11)
-    low, high = outer // PANEL * part // parts, outer // PANEL * (part + 1) // parts
-    if bias:
-        bias += low * PANEL * 4
-    for first in range(0, rows, _BLOCK):
-        rows_by_panels(
-            *(out + first * out_stride + low * PANEL * 4, out_stride, x + first * x_stride, x_stride),
-            *(min(_BLOCK, rows - first), weight + low * PANEL * inner * 4, inner, high - low, bias, relu),
-        )
-
-
-def linear_single(op, rows, t, part, parts):
-    """Products with weights in float32."""
-    _linear(op, rows, part, parts, np.float32(0), 4)
-
-
-def linear_half(op, rows, t, part, parts):
-    """The same in bfloat16."""
-    _linear(op, rows, part, parts, np.int16(0), 2)
-
-
-def linear_byte(op, rows, t, part, parts):
-    """The same in int8."""
-    _linear(op, rows, part, parts, np.int8(0), 1)
-
-
-def perform(op, rows, t, part, parts):
-    """Any other operation."""
-    kind = index_at(op, 0)
-    a, b, c = index_at(op, 2), index_at(op, 3), index_at(op, 4)
-    d, e, f = index_at(op, 5), index_at(op, 6), index_at(op, 7)
-    g, h, i, j = index_at(op, 8), index_at(op, 9), index_at(op, 10), index_at(op, 11)
-    low, high = rows * part // parts, rows * (part + 1) // parts
-    if kind == NORM:
-        for r in range(low, high):
-            row = r * h * 4
-            norm_at(c + row, d + row, e, f, float_of(g), h, b + row, a + row)
-    elif kind == PAST:
-        width = h * i
-        attend_rows_past(a, b, c, d, e * 2 * width, 2 * width, width, f, g, t + 1, e, h, i, 0, low, high)
-    elif kind == SOURCE:
-        heads, each = j >> 32, j & 0xFFFFFFFF
-        attend_rows_source(a, b, c, d, e, f, heads * each, g, h, i, 1 << 62, heads, each, 0, low, high)
-    elif kind == SCALE:
-        factor = float_of(d)
-        for r in range(low, high):
-            for n in range(c):
-                put_float(a + r * b, n, float_at(a + r * b, n) * factor)
-    elif kind == GELU:
-        gelu_at(a + low * b * 4, (high - low) * b)
-    elif kind == SILU:
-        silu_at(a + low * b * 4, (high - low) * b)
-    elif kind == SWIGLU:
-        silu_at(a + low * c * 4, (high - low) * c)
-        for n in range(low * c, high * c):
-            put_float(b, n, float_at(b, n) * float_at(a, n))
-    elif kind == STORE:
-        for r in range(low, high):
-            to = c + (t * d + r) * e * 4
-            for n in range(e):
-                put_float(to, n, float_at(a + r * b, n))
-    elif kind == EMBED:
-        factor = float_of(e)
-        for r in range(low, high):
-            vector = c + index_at(b, r) * d * 4
-            for n in range(d):
-                x = float_at(vector, n) * factor
-                put_float(a, r * d + n, x + float_at(f, t * d + n) if f else x)
-    elif kind == ROTATE:
-        half = d // 2
-        for r in range(low, high):
-            angle = (index_at(g, r) if g else t) * half
-            for n in range(c):
-                head = a + r * b + n * d * 4
-                for k in range(half):
-                    low_part, high_part = float_at(head, k), float_at(head, half + k)
-                    cosine, sine = float_at(e, angle + k), float_at(f, angle + k)
-                    put_float(head, k, low_part * cosine - high_part * sine)
-                    put_float(head, half + k, high_part * cosine + low_part * sine)
-
-
-@njit(**_options)
 def _together(table, ops, count, rows, t, base):
     """A list of operations by all threads that are here; returns how many parts there were."""
     for n in range(count):
@@ -178,9 +54,7 @@ def _together(table, ops, count, rows, t, base):
         limit = base + parts
         own = take(table + NEXT * 8, limit)
         while own >= 0:
-            kind = index_at(op, 0)
-            work = LINEARLY if kind == LINEAR else PANELLED if kind == PANELS else OTHERWISE
-            call_at(index_at(table, work), op, rows, t, own - base, parts)
+            call_at(index_at(op, 0), op, rows * index_at(op, TIMES), t, own - base, parts)
             advance_to(table + DONE * 8, 1, 0)
             own = take(table + NEXT * 8, limit)
         advance_to(table + DONE * 8, 0, limit)
@@ -188,23 +62,47 @@ def _together(table, ops, count, rows, t, base):
     return base
 
 
-@njit(**_options)
-def _normalise(row, V):
-    """Log-probabilities in place of logits."""
-    top = float_at(row, 0)
-    for v in range(1, V):
-        x = float_at(row, v)
-        if x > top or x != x:
-            top = x
-    total = 0.0
-    for v in range(V):
-        total += math.exp(np.float64(float_at(row, v) - top))
-    norm = np.float32(top + math.log(total))
-    for v in range(V):
-        put_float(row, v, float_at(row, v) - norm)
+@intrinsic
+def normalise_at(typing_context, row, count):
+    """Log-probabilities in place of logits; a row with NaN, or without a finite maximum, becomes NaN."""
+
+    def codegen(context, builder, signature, arguments):
+        emitter, b = Emitter(context, builder, types.float32), builder
+        row, count = b.inttoptr(arguments[0], emitter.element.as_pointer()), arguments[1]
+        best = {width: emitter.variable(emitter.constant(float("-inf"), width)) for width in (LANES, 1)}
+
+        def look(place: Any, width: int) -> None:
+            b.store(emitter.larger(emitter.load(emitter.at(row, place), width), b.load(best[width])), best[width])
+
+        emitter.blocks(count, (LANES, 1), look)
+        top = emitter.larger(*(emitter.reduce(b.load(place), emitter.larger) for place in best.values()))
+        double = ir.DoubleType()
+        sums = {w: emitter.variable(ir.Constant(ir.VectorType(double, w), [0.0] * w)) for w in (LANES, 1)}
+
+        def add(place: Any, width: int) -> None:
+            x = b.fsub(emitter.load(emitter.at(row, place), width), emitter.splat(top, width))
+            power = b.select(b.fcmp_unordered("uno", x, x), x, emitter.exp(x))
+            b.store(b.fadd(b.load(sums[width]), b.fpext(power, ir.VectorType(double, width))), sums[width])
+
+        emitter.blocks(count, (LANES, 1), add)
+        total = b.fadd(*(emitter.reduce(b.load(place), b.fadd) for place in sums.values()))
+        kind = ir.FunctionType(double, [double])
+        logarithm = b.call(b.module.globals.get("log") or ir.Function(b.module, kind, "log"), [total])
+        norm = b.fptrunc(b.fadd(b.fpext(top, double), logarithm), emitter.element)
+
+        def write(place: Any, width: int) -> None:
+            at = emitter.at(row, place)
+            emitter.store(b.fsub(emitter.load(at, width), emitter.splat(norm, width)), at)
+
+        emitter.blocks(count, (LANES, 1), write)
+
+    return types.void(types.int64, types.int64), codegen
 
 
-@njit(**_options)
+def _before(x, y):
+    return x > y or (x != x and y == y)
+
+
 def _choose(table, item, slot, step, values, codes, most):
     """The ``most`` best continuations of an item, best first, into ``values`` and ``codes``; how many there are."""
     W, V, eos = index_at(table, WIDTH), index_at(table, SYMBOLS), index_at(table, EOS)
@@ -215,25 +113,26 @@ def _choose(table, item, slot, step, values, codes, most):
         before = float_at(live, item * W + w)
         if before == -np.inf:
             continue
-        row = logits + (slot * W + w) * V * 4
-        _normalise(row, V)
+        row = logits + (slot * W + w) * index_at(table, STRIDE) * 4
+        normalise_at(row, V)
         for v in range(V):
             x = before + float_at(row, v)
             if x == -np.inf or (early and v == eos):
                 continue
             # NaN comes before all, so that it is seen.
-            if count == most and x <= values[count - 1]:
+            if count == most and x <= float_at(values, count - 1):
                 continue
             at = count if count < most else most - 1
-            while at > 0 and (x > values[at - 1] or (x != x and values[at - 1] == values[at - 1])):
-                values[at], codes[at] = values[at - 1], codes[at - 1]
+            while at > 0 and _before(x, float_at(values, at - 1)):
+                put_float(values, at, float_at(values, at - 1))
+                put_index(codes, at, index_at(codes, at - 1))
                 at -= 1
-            values[at], codes[at] = x, w * V + v
+            put_float(values, at, x)
+            put_index(codes, at, w * V + v)
             count = min(count + 1, most)
     return count
 
 
-@njit(**_options)
 def _finish(table, item, step, score, code):
     """A finished hypothesis into the item's k best, behind those that are as good."""
     K, penalty = index_at(table, KEPT), float_of(index_at(table, PENALTY))
@@ -252,7 +151,6 @@ def _finish(table, item, step, score, code):
         put_index(codes, at, step * index_at(table, WIDTH) * index_at(table, SYMBOLS) + code)
 
 
-@njit(**_options)
 def _advance(table, item, slot, step, values, codes):
     """One step of an item's search; what it does is told in :mod:`thalweg.inference.beam`."""
     W, V, K, eos = (
@@ -269,37 +167,37 @@ def _advance(table, item, slot, step, values, codes):
     if final:  # here eos alone makes a hypothesis, wherever it stands
         for w in range(W):
             before = float_at(live, item * W + w)
-            ending = before + float_at(index_at(table, LOGITS), (slot * W + w) * V + eos)
+            ending = before + float_at(index_at(table, LOGITS), (slot * W + w) * index_at(table, STRIDE) + eos)
             if before > -np.inf and ending > lost:
                 lost = ending
     for n in range(count):
-        value, code = values[n], codes[n]
+        value, code = float_at(values, n), index_at(codes, n)
         ends = code % V == eos or (eos < 0 and step == longest)
         if ends and n < W:
             _finish(table, item, step, value, code)
         elif not ends and kept < W and n < 2 * W:
-            values[kept], codes[kept] = value, code
+            put_float(values, kept, value)
+            put_index(codes, kept, code)
             kept += 1
         elif value > lost and not final:
             lost = value
     put_float(index_at(table, DROPPED), item, lost)
     history = index_at(table, HISTORY) + ((step - 1) * index_at(table, ITEMS) + item) * W * 8
     for w in range(W):
-        put_float(live, item * W + w, values[w] if w < kept else np.float32(-np.inf))
+        put_float(live, item * W + w, float_at(values, w) if w < kept else np.float32(-np.inf))
         # A dead slot follows the best row, so that the model is never asked about an impossible sequence.
-        code = codes[w if w < kept else 0] if kept else 0
+        code = index_at(codes, w if w < kept else 0) if kept else 0
         put_index(history, w, code)
         put_index(index_at(table, TOKENS), slot * W + w, code % V)
     _inherit(table, slot, step, history)
     last = float_at(index_at(table, RANK), item * K + K - 1)
     penalty = float_of(index_at(table, PENALTY))
-    bound = values[0] if kept else np.float32(-np.inf)
+    bound = float_at(values, 0) if kept else np.float32(-np.inf)
     if penalty != 0 and kept:
         bound = np.float32(bound / (longest if penalty > 0 else step + 1) ** penalty)
     return not last < bound or step == longest
 
 
-@njit(**_options)
 def _inherit(table, slot, step, history):
     """Each row takes the lineage of the row it comes from."""
     W, V, capacity = index_at(table, WIDTH), index_at(table, SYMBOLS), index_at(table, CAPACITY)
@@ -314,11 +212,11 @@ def _inherit(table, slot, step, history):
             put_index(lineage, own + s, index_at(room, w * capacity + s))
 
 
-@njit(**_options)
 def _advance_some(table, step, part, parts):
     """A step of the search for some of the items that are left."""
     most = 2 * index_at(table, WIDTH) + 1
-    values, codes = np.empty(most, np.float32), np.empty(most, np.int64)
+    codes = index_at(table, CHOICES) + part * most * 16
+    values = codes + most * 8
     left, order, ended = index_at(table, LEFT), index_at(table, ORDER), index_at(table, ENDED)
     for slot in range(left * part // parts, left * (part + 1) // parts):
         item = index_at(order, slot)
@@ -326,7 +224,6 @@ def _advance_some(table, step, part, parts):
             put_index(ended, item, step)
 
 
-@njit(**_options)
 def _close_ranks(table, step):
     """Items that are done give up their rows: those behind move forward, and every row gets a number for its cache."""
     W, capacity, lineage = index_at(table, WIDTH), index_at(table, CAPACITY), index_at(table, LINEAGE)

@@ -8,41 +8,44 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import cfunc, types
 from torch import Tensor
 
+from thalweg.kernels.cpu import decode_operations as operations
 from thalweg.kernels.cpu import decode_search as kernels
+from thalweg.kernels.cpu import recurrent_cells as cells
+from thalweg.kernels.cpu import recurrent_encoder as encoders
+from thalweg.kernels.cpu.emitter import LANES
 from thalweg.kernels.cpu.panels import PANEL as OUTPUTS
 from thalweg.kernels.cpu.panels import pack
+from thalweg.kernels.cpu.plain import compile_plain
 from thalweg.kernels.cpu.threads import Entry, enter
+from thalweg.kernels.cpu.unchanged import unchanged
 from thalweg.kernels.fixed_beam import Beam
 
-__all__ = ["Search", "pack"]
+__all__ = ["Search", "code", "pack", "unchanged"]
 
-# The kinds of operations; what each works on is told there.
-LINEAR, NORM, PAST, SOURCE = kernels.LINEAR, kernels.NORM, kernels.PAST, kernels.SOURCE
-SCALE, GELU, SILU, SWIGLU = kernels.SCALE, kernels.GELU, kernels.SILU, kernels.SWIGLU
-STORE, EMBED, ROTATE, PANELS = kernels.STORE, kernels.EMBED, kernels.ROTATE, kernels.PANELS
+# The kinds of operations; what each works on is told there. Products are of the kind of their weights.
+NORM, PAST, SOURCE, SCALE = operations.norm, operations.past, operations.source, operations.scale
+GELU, SILU, SWIGLU = operations.gelu, operations.silu, operations.swiglu
+STORE, EMBED, ROTATE = operations.store, operations.embed, operations.rotate
+LSTM, GRU, RESET, KEEP, ATTEND = cells.lstm, cells.gru, cells.reset, cells.keep, cells.attend
+COPY, FOLD, POWERS = encoders.copy, encoders.fold, encoders.powers
+# A recurrent layer over whole sources.
+RECUR = {"lstm": encoders.lstm_layer, "gru": encoders.gru_layer}
+LINEAR, PANELS = operations.linear_single, operations.panels
 # Outputs of a panel of packed weights.
 PANEL = OUTPUTS
 _PARTS, _LEAST = 2, 30_000  # parts of a product for each thread, unless they had fewer weights than that
-
-_FIVE = types.void(*(types.int64,) * 5)
-
-
-_PRODUCTS = {torch.float32: kernels.linear_single, torch.bfloat16: kernels.linear_half, torch.int8: kernels.linear_byte}
-
-
-@cache
-def _performer(function: Any) -> Any:
-    """A C function that performs operations; it is called by its address, so that searches need not hold its code."""
-    return cfunc(_FIVE, cache=True)(function)
+_PRODUCTS = {
+    torch.float32: operations.linear_single,
+    torch.bfloat16: operations.linear_half,
+    torch.int8: operations.linear_byte,
+}
 
 
 @cache
 def _entry() -> Entry:
-    compiled: Any = cfunc(types.void(types.int64), cache=True)(kernels.search)
-    return Entry(compiled.address, compiled)
+    return Entry(compile_plain(kernels.search), kernels.search)
 
 
 def _words(*values: float | Tensor) -> list[int]:
@@ -56,17 +59,38 @@ def _words(*values: float | Tensor) -> list[int]:
     return found
 
 
+def code(kind: Any) -> int:
+    """The address of an operation's code, for operations that call others; products are with float32.
+
+    >>> code(LINEAR) > 0
+    True
+    """
+    return compile_plain(kind)
+
+
+def _room(kind: Any, values: list[Any]) -> int:
+    """Bytes that each part of an operation needs for itself."""
+    if kind in RECUR.values():
+        return 8 * operations.WORDS
+    if kind is ATTEND:
+        return 4 * (-(-values[14] // LANES) * LANES + values[15])
+    if kind not in (PAST, SOURCE):
+        return 0
+    places, heads = (values[6], values[7]) if kind is PAST else (values[8], values[9] >> 32)
+    return (4 * heads + 8) * (-(-places // LANES) * LANES)
+
+
 class Search:
     """A search that is run as often as wanted on buffers that stay where they are.
 
     Args:
         kind: type of the weights: float32, bfloat16 or int8.
         before, each: operations before the first step and of each step: a kind and what it works on (tensors, whole
-            numbers, floats), in the order listed above.
+            numbers, floats) in the order told there; a whole number in front says how many rows each row stands for.
         rows_before, rows: how many rows each list works on.
         beam: where the search stands; its ``done`` and ``remaining`` are not used.
-        logits: (R, V), what the last operation of a step gives; lineage: (R, T) int64; sources: (R,) int64, the item
-            of every row. Items that are done give up their rows, so that both change.
+        logits: (R, V), what the last operation of a step gives, with rows of any stride; lineage: (R, T) int64;
+        sources: (R,) int64, the item of every row. Items that are done give up their rows, so that both change.
 
     >>> Search.__name__
     'Search'
@@ -85,13 +109,15 @@ class Search:
         sources: Tensor,
     ):
         self.beam, self.lineage, self.sources, self.rows = beam, lineage, sources, rows
-        self.rows_before = rows_before
+        self.rows_before, self.product = rows_before, _PRODUCTS[kind]
+        self.rooms: list[Tensor] = []
         self.lists = [self._coded(before, rows_before), self._coded(each, rows)]
         self.ended = torch.zeros(len(beam.live), dtype=torch.int64)
         items, width = beam.live.shape
         self.order, self.room = torch.arange(items), torch.zeros_like(lineage)
         self.table = (ctypes.c_int64 * 40)()
-        kinds = {op[0] for op in (*before, *each)}  # what is not there is not compiled
+        parts = self._parts(items * 8192)
+        self.choices = torch.zeros(parts, 2 * width + 1, 2, dtype=torch.int64)
         fixed = {
             kernels.BEFORE: self.lists[0].ctypes.data,
             kernels.BEFORE_COUNT: len(before),
@@ -105,6 +131,7 @@ class Search:
             kernels.SYMBOLS: logits.shape[1],
             kernels.CAPACITY: lineage.shape[1],
             kernels.LOGITS: logits,
+            kernels.STRIDE: logits.stride(0),
             kernels.TOKENS: beam.tokens,
             kernels.LIVE: beam.live,
             kernels.RANK: beam.rank,
@@ -117,24 +144,33 @@ class Search:
             kernels.ROOM: self.room,
             kernels.ORDER: self.order,
             kernels.SOURCES: sources,
-            kernels.SHARES: self._parts(items * 8192),
-            kernels.LINEARLY: _performer(_PRODUCTS[kind]).address if LINEAR in kinds else 0,
-            kernels.PANELLED: _performer(kernels.panels).address if PANELS in kinds else 0,
-            kernels.OTHERWISE: _performer(kernels.perform).address,
+            kernels.SHARES: parts,
+            kernels.CHOICES: self.choices,
         }
         for slot, value in fixed.items():
             self.table[slot] = _words(value)[0]
         self.kept = logits, lineage, before, each  # what the addresses belong to
 
-    @staticmethod
-    def _coded(ops: list[tuple[Any, ...]], rows: int) -> np.ndarray:
-        coded = np.zeros((len(ops), kernels.WORDS), np.int64)
-        for row, (kind, *values) in zip(coded, ops, strict=True):
-            row[0], row[1] = kind, 1
+    def _coded(self, ops: list[tuple[Any, ...]], rows: int) -> np.ndarray:
+        coded = np.zeros((len(ops), operations.WORDS), np.int64)
+        for row, op in zip(coded, ops, strict=True):
+            times, kind, *values = op if isinstance(op[0], int) else (1, *op)
+            row[0] = compile_plain(self.product if kind is LINEAR else kind)  # what is not there is not compiled
+            row[1] = parts = self._shares(kind, values, rows * times)
             row[2 : 2 + len(values)] = _words(*values)
-            work = values[5] * values[6] * (1 + rows // 16) if kind in (LINEAR, PANELS) else rows * 2048
-            row[1] = Search._parts(work)
+            row[operations.TIMES] = times
+            if (room := _room(kind, values)) > 0:
+                self.rooms.append(torch.zeros(parts, room, dtype=torch.uint8))
+                row[operations.ROOM] = self.rooms[-1].data_ptr()
         return coded
+
+    @staticmethod
+    def _shares(kind: Any, values: list[Any], rows: int) -> int:
+        if kind in RECUR.values():  # each direction by itself
+            directions = values[-1]
+            return directions * max(1, min(rows // 4, _PARTS * torch.get_num_threads() // directions))
+        product = kind in (LINEAR, PANELS)
+        return Search._parts(values[5] * values[6] * (1 + rows // 16) if product else rows * 2048)
 
     @staticmethod
     def _parts(work: int) -> int:

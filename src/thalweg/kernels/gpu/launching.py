@@ -96,7 +96,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
         return None
     device = torch.cuda.current_device()
     looks = tuple(
-        (x.dtype, x.data_ptr() % 16 == 0) if isinstance(x, Tensor) else (x == 1, x % 16 == 0, x.bit_length() > 31)
+        (x.dtype, x.data_ptr() % 16 == 0)
+        if isinstance(x, Tensor)
+        else float
+        if isinstance(x, float)
+        else (x == 1, x % 16 == 0, x.bit_length() > 31)
         for x in arguments
     )
     key = (kernel, device, looks, *options.values())

@@ -11,6 +11,7 @@ from typing import Any
 from thalweg.tasks.report.plots import Curve, curve_svg
 from thalweg.tasks.report.run import EvaluationRecord, RunRecord, TrainingLog, as_number
 from thalweg.tasks.report.text import describe, duration, escape, figure, foreign, note
+from thalweg.tasks.report.watched import watched_curves
 
 __all__ = ["commands", "config_section", "header", "results", "training"]
 
@@ -306,6 +307,7 @@ def _charts(log: TrainingLog) -> Iterable[tuple[str, list[Curve]]]:
         constant = title == "Teacher forcing" and len({value for c in drawn for _, value in c.points}) < 2
         if drawn and not constant:
             yield title, drawn
+    yield from watched_curves(log)
 
 
 def _curve(log: TrainingLog, label: str, role: str, *keys: str) -> Curve:

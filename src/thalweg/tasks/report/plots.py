@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Curve", "curve_svg"]
+__all__ = ["COLOURS", "STYLE", "Curve", "curve_svg", "inline_svg"]
 
 # matplotlib knows no CSS variables: it draws in these stand-ins, which are exchanged in the finished SVG.
 COLOURS = {
@@ -24,6 +24,7 @@ COLOURS = {
 LARGEST = 1e30
 """Beyond this a diverged run's values are drawn at the edge: margins around them would overflow."""
 
+# The look of all charts.
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "thalweg",  # the same run gives the same bytes
@@ -47,7 +48,7 @@ class Curve:
 
     label: str
     role: str
-    points: tuple[tuple[int, float], ...]
+    points: tuple[tuple[float, float], ...]
 
 
 def curve_svg(curves: Sequence[Curve], *, prefix: str, best: int | None = None, resumed: Sequence[int] = ()) -> str:
@@ -87,14 +88,14 @@ def curve_svg(curves: Sequence[Curve], *, prefix: str, best: int | None = None, 
             _mark_best(axes, curves[-1], best, left=best > (min(epochs) + max(epochs)) / 2)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return _inline(buffer.getvalue(), prefix)
+    return inline_svg(buffer.getvalue(), prefix)
 
 
 def _drawable(value: float) -> float:
     return min(max(value, -LARGEST), LARGEST)
 
 
-def _style_axes(axes: Axes, first: int, last: int) -> None:
+def _style_axes(axes: Axes, first: float, last: float) -> None:
     from matplotlib.ticker import MaxNLocator
 
     margin = max(0.5, 0.03 * (last - first))
@@ -139,8 +140,12 @@ def _mark_best(axes: Axes, curve: Curve, best: int, *, left: bool) -> None:
         axes.plot([best], [_drawable(value)], "o", color=COLOURS["best"], markersize=5.5, zorder=5)
 
 
-def _inline(svg: str, prefix: str) -> str:
-    """Cuts what only a file of its own needs, makes ids unique and hands colours to the page."""
+def inline_svg(svg: str, prefix: str) -> str:
+    """An SVG file as an element of a page: without what only a file needs, ids unique, colours the page's.
+
+    >>> inline_svg('<svg viewBox="0 0 1 1"><path id="a" fill="#040404"/></svg>', "x-")
+    '<svg viewBox="0 0 1 1" aria-hidden="true"><path id="x-a" fill="var(--first)"/></svg>'
+    """
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)  # would apply to the whole page

@@ -50,6 +50,8 @@ class TrainingLog:
     end: dict[str, Any] | None = None
     resumed: list[int] = field(default_factory=list)
     """The first epoch after each resumption."""
+    profiles: list[dict[str, Any]] = field(default_factory=list)
+    """What was watched of gradients, by step."""
     unreadable: int = 0
     """Lines that are not JSON objects, such as the last one of a killed run."""
 
@@ -82,6 +84,9 @@ class TrainingLog:
             self._restarted = bool(self.epochs)
         elif event == "end":
             self.end = record
+        elif event == "gradients" and (step := as_number(record.get("step"))) is not None:
+            self.profiles = [old for old in self.profiles if old["step"] < step]
+            self.profiles.append({**record, "step": int(step)})
         elif event == "epoch" and (number := as_number(record.get("epoch"))) is not None:
             epoch = int(number)
             again = bool(self.epochs) and self.epochs[-1]["epoch"] >= epoch

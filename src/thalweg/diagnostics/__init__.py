@@ -1,0 +1,105 @@
+"""Is it as the theory says, and why does it train? Measurements on energies and on networks.
+
+Curvature at a point; Jacobians of blocks and spans of time; gradients through depth and time; saturation; what weight
+decay and normalisation do.
+"""
+
+from __future__ import annotations
+
+from thalweg.diagnostics.curvature import (
+    ConvexConcave,
+    Convexity,
+    Spectrum,
+    convex_concave_report,
+    convexity,
+    hessian_spectrum,
+)
+from thalweg.diagnostics.decay import (
+    DecayMeter,
+    DecayReport,
+    Shrinkage,
+    measure_decay,
+    penalty_gap,
+    shrinkage_by_rule,
+)
+from thalweg.diagnostics.gradient_flow import GradientFlow, LayerGradient, Site, gradient_flow
+from thalweg.diagnostics.gradient_watch import GradientWatch
+from thalweg.diagnostics.jacobians import (
+    SingularValues,
+    SpanReport,
+    graph_jacobians,
+    jacobian,
+    jacobian_spectrum,
+    span_spectra,
+)
+from thalweg.diagnostics.normalisation import (
+    NormalisationReport,
+    SchemeSummary,
+    Statistics,
+    centring_jacobian,
+    compare_normalisations,
+    layer_norm_jacobian,
+    normalisation_statistics,
+    rms_norm_jacobian,
+    weight_norm_gradient,
+    weight_norm_jacobian,
+    weight_normalised_direction,
+    whiten,
+)
+from thalweg.diagnostics.recurrences import (
+    EigenvalueGroup,
+    LinearRecurrence,
+    VanishingBound,
+    linear_recurrence,
+    vanishing_bound,
+)
+from thalweg.diagnostics.saturation import Saturation, SaturationReport, saturation
+from thalweg.diagnostics.unrolling import LayerTrace, unrolled
+
+__all__ = [
+    "ConvexConcave",
+    "Convexity",
+    "DecayMeter",
+    "DecayReport",
+    "EigenvalueGroup",
+    "GradientFlow",
+    "GradientWatch",
+    "LayerGradient",
+    "LayerTrace",
+    "LinearRecurrence",
+    "NormalisationReport",
+    "Saturation",
+    "SaturationReport",
+    "SchemeSummary",
+    "Shrinkage",
+    "SingularValues",
+    "Site",
+    "SpanReport",
+    "Spectrum",
+    "Statistics",
+    "VanishingBound",
+    "centring_jacobian",
+    "compare_normalisations",
+    "convex_concave_report",
+    "convexity",
+    "gradient_flow",
+    "graph_jacobians",
+    "hessian_spectrum",
+    "jacobian",
+    "jacobian_spectrum",
+    "layer_norm_jacobian",
+    "linear_recurrence",
+    "measure_decay",
+    "normalisation_statistics",
+    "penalty_gap",
+    "rms_norm_jacobian",
+    "saturation",
+    "shrinkage_by_rule",
+    "span_spectra",
+    "unrolled",
+    "vanishing_bound",
+    "weight_norm_gradient",
+    "weight_norm_jacobian",
+    "weight_normalised_direction",
+    "whiten",
+]

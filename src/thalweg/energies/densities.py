@@ -1,0 +1,262 @@
+"""Energies of points: small ones to learn densities with, mixtures whose density is known, and points to learn from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from thalweg.errors import ConfigError, ShapeError, nearest
+
+__all__ = [
+    "POINTS",
+    "GaussianEnergy",
+    "MLPEnergy",
+    "MixtureEnergy",
+    "draw_points",
+    "grid_log_partition",
+    "grid_points",
+]
+
+# The sets of points that `draw_points` knows.
+POINTS = ("moons", "rings", "checkerboard", "blobs")
+
+
+class MLPEnergy(nn.Module):
+    r"""A multilayer perceptron that gives each point an energy, in a wide bowl.
+
+    .. math:: E(x) = f(x) + \frac{c}{2} \lVert x \rVert^2, \qquad p(x) = \frac{\exp(-E(x))}{Z}
+
+    f's hidden units are SiLU, so E can be differentiated as often as wanted, and f grows no faster than linearly:
+    with c > 0 the sum Z exists whatever the weights.
+
+    Args:
+        size: D, the dimension of the points.
+        hidden: units of each hidden layer.
+        bowl: c, 0 or more.
+
+    >>> energy = MLPEnergy(2, hidden=(8,))
+    >>> energy(torch.zeros(5, 2)).shape
+    torch.Size([5])
+    """
+
+    def __init__(self, size: int = 2, hidden: Sequence[int] = (128, 128), *, bowl: float = 0.1):
+        super().__init__()
+        if size < 1 or not 0 <= bowl < math.inf:
+            raise ConfigError(f"`size` must be at least 1 and `bowl` 0 or more, got {size} and {bowl}")
+        widths = [size, *hidden]
+        layers: list[nn.Module] = []
+        for width, following in pairwise(widths):
+            layers += [nn.Linear(width, following), nn.SiLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], 1))
+        self.size, self.bowl = size, bowl
+
+    def forward(self, points: Tensor) -> Tensor:
+        """E of points ``(..., D)``, ``(...)``."""
+        _check_points(points, self.size)
+        return self.layers(points).squeeze(-1) + self.bowl / 2 * points.square().sum(dim=-1)
+
+
+class GaussianEnergy(nn.Module):
+    r"""The energy of a Gaussian, its mean m and the factor L of its precision P = LL' to be learned.
+
+    .. math:: E(x) = \frac12 (x - m)' P\, (x - m), \qquad \log Z = \frac{D}{2} \log 2\pi - \frac12 \log \det P
+
+    Args:
+        mean: ``(D,)``.
+        precision: ``(D, D)``, symmetric, positive definite; the unit matrix by default.
+
+    >>> energy = GaussianEnergy(torch.zeros(2), torch.diag(torch.tensor([4.0, 1.0])))
+    >>> energy(torch.ones(1, 2)).item(), energy.precision.diagonal().tolist()
+    (2.5, [4.0, 1.0])
+    """
+
+    def __init__(self, mean: Tensor, precision: Tensor | None = None):
+        super().__init__()
+        if mean.dim() != 1 or not mean.is_floating_point():
+            raise ShapeError(f"`mean` must be floating point (D,), got {tuple(mean.shape)} {mean.dtype}")
+        precision = torch.eye(len(mean), dtype=mean.dtype, device=mean.device) if precision is None else precision
+        if precision.shape != (len(mean), len(mean)):
+            raise ShapeError(f"`precision` must be (D, D) with D = {len(mean)}, got {tuple(precision.shape)}")
+        self.mean = nn.Parameter(mean.detach().clone())
+        self.factor = nn.Parameter(torch.linalg.cholesky(precision.detach().to(mean.dtype)).contiguous())
+
+    @property
+    def precision(self) -> Tensor:
+        """P, ``(D, D)``."""
+        lower = self.factor.tril()
+        return lower @ lower.mT
+
+    def log_partition(self) -> Tensor:
+        """log Z, of shape ()."""
+        return len(self.mean) / 2 * math.log(2 * math.pi) - self.factor.diagonal().abs().log().sum()
+
+    def forward(self, points: Tensor) -> Tensor:
+        """E of points ``(..., D)``, ``(...)``."""
+        _check_points(points, len(self.mean))
+        return ((points - self.mean) @ self.factor.tril()).square().sum(dim=-1) / 2
+
+
+class MixtureEnergy(nn.Module):
+    r"""The energy of a mixture of round Gaussians, normalised: its log Z is 0.
+
+    .. math:: E(x) = -\log \sum_k w_k\, N(x;\, m_k, s_k^2 I)
+
+    What is known of it makes it a check for everything that is sampled or learned: moments, samples, the score -dE/dx
+    by autograd, and the density of its points after Gaussian noise (:meth:`smoothed`).
+
+    Args:
+        means: ``(N, D)``.
+        scales: s, a number or ``(N,)``, above 0.
+        weights: w, ``(N,)``, above 0; scaled to sum 1. Even by default.
+
+    >>> two = MixtureEnergy(torch.tensor([[-1.0], [1.0]]), 0.5)
+    >>> two.mean(), two.covariance()
+    (tensor([0.]), tensor([[1.2500]]))
+    """
+
+    means: Tensor
+    scales: Tensor
+    weights: Tensor
+
+    def __init__(self, means: Tensor, scales: Tensor | float, weights: Tensor | None = None):
+        super().__init__()
+        if means.dim() != 2 or not means.is_floating_point() or not len(means):
+            raise ShapeError(f"`means` must be floating point (N, D), got {tuple(means.shape)} {means.dtype}")
+        each = means.new_ones(len(means))
+        scales = scales * each
+        weights = each if weights is None else weights.to(each)
+        if scales.shape != each.shape or weights.shape != each.shape:
+            raise ShapeError(
+                f"`scales` and `weights` must be (N,) with N = {len(means)}, got {tuple(scales.shape)} "
+                f"and {tuple(weights.shape)}"
+            )
+        if not (bool((scales > 0).all()) and bool((weights > 0).all())):
+            raise ConfigError("`scales` and `weights` must be above 0")
+        self.register_buffer("means", means.detach().clone())
+        self.register_buffer("scales", scales.detach().clone())
+        self.register_buffer("weights", weights / weights.sum())
+
+    def forward(self, points: Tensor) -> Tensor:
+        """E of points ``(..., D)``, ``(...)``."""
+        return -self._joint(points).logsumexp(dim=-1)
+
+    def responsibilities(self, points: Tensor) -> Tensor:
+        """P(k | x), ``(..., N)``."""
+        return self._joint(points).softmax(dim=-1)
+
+    def _joint(self, points: Tensor) -> Tensor:
+        _check_points(points, self.means.size(1))
+        distances = (points.unsqueeze(-2) - self.means).square().sum(dim=-1)
+        normal = self.means.size(1) * (0.5 * math.log(2 * math.pi) + self.scales.log())
+        return self.weights.log() - normal - distances / (2 * self.scales.square())
+
+    def mean(self) -> Tensor:
+        """``(D,)``."""
+        return self.weights @ self.means
+
+    def covariance(self) -> Tensor:
+        """``(D, D)``."""
+        centred = self.means - self.mean()
+        own = (self.weights @ self.scales.square()) * torch.eye(self.means.size(1)).to(self.means)
+        return own + (self.weights * centred.mT) @ centred
+
+    def smoothed(self, noise: float) -> MixtureEnergy:
+        """The energy of these points after Gaussian noise of that deviation: each s^2 becomes s^2 + noise^2."""
+        return MixtureEnergy(self.means, (self.scales.square() + noise**2).sqrt(), self.weights)
+
+    def sample(self, count: int, *, generator: torch.Generator | None = None) -> Tensor:
+        """So many independent points, ``(count, D)``."""
+        chosen = torch.multinomial(self.weights, max(count, 1), replacement=True, generator=generator)[:count]
+        normal = torch.randn(
+            count, self.means.size(1), dtype=self.means.dtype, device=self.means.device, generator=generator
+        )
+        return self.means[chosen] + self.scales[chosen].unsqueeze(1) * normal
+
+
+def draw_points(name: str, count: int, *, generator: torch.Generator | None = None) -> Tensor:
+    """Points in the plane, ``(count, 2)`` float32, between about -3 and 3.
+
+    Args:
+        name: ``moons``, two half circles of radius 1.5 that reach into one another; ``rings``, circles of radius 1 and
+            2.4, both evenly dense along the line; ``checkerboard``, the dark squares of a board of 4 x 4 squares of
+            side 1.5; ``blobs``, eight Gaussians on a circle of radius 2. Lines have Gaussian noise of 0.1 across.
+        count: how many.
+        generator: the source of randomness; torch's own by default.
+
+    >>> draw_points("rings", 1000, generator=torch.Generator().manual_seed(0)).norm(dim=1).max() < 3
+    tensor(True)
+    """
+    if name not in POINTS:
+        raise ConfigError(f"points `{name}` are not known; {nearest(name, POINTS)}")
+    along = torch.rand(count, generator=generator)
+    which = torch.rand(count, generator=generator)
+    noise = torch.randn(count, 2, generator=generator)
+    if name == "moons":
+        upper = which < 0.5
+        angle = math.pi * torch.where(upper, along, along + 1)
+        line = 1.5 * torch.stack([angle.cos(), angle.sin()], dim=1)
+        shift = torch.tensor([0.75, -0.375])
+        return line + torch.where(upper.unsqueeze(1), -shift, shift) + 0.1 * noise
+    if name == "rings":
+        radius = torch.where(which < 1 / 3.4, 1.0, 2.4) + 0.1 * noise[:, 0]
+        return radius.unsqueeze(1) * _circle(along)
+    if name == "blobs":
+        return 2 * _circle((which * 8).floor() / 8) + 0.2 * noise
+    place = (which * 8).floor()  # the k-th dark square: two in each of four rows
+    row, column = (place / 2).floor(), 2 * (place % 2)
+    corner = torch.stack([column + row % 2, row], dim=1)
+    return 1.5 * (corner + torch.stack([along, torch.rand(count, generator=generator)], dim=1)) - 3
+
+
+def grid_points(low: float, high: float, size: int, dimensions: int = 2) -> Tensor:
+    """The centres of the cells of a grid over a square or its like, ``(size ** D, D)`` float32, the last axis fastest.
+
+    >>> grid_points(0.0, 1.0, 2).tolist()
+    [[0.25, 0.25], [0.25, 0.75], [0.75, 0.25], [0.75, 0.75]]
+    """
+    if size < 1 or dimensions < 1 or not low < high:
+        raise ConfigError(
+            f"a grid needs low < high, `size` and `dimensions` at least 1, got {low}, {high}, {size} and {dimensions}"
+        )
+    centres = low + (torch.arange(size) + 0.5) * (high - low) / size
+    return torch.cartesian_prod(*[centres] * dimensions).view(-1, dimensions)
+
+
+def grid_log_partition(
+    energy: Callable[[Tensor], Tensor],
+    low: float,
+    high: float,
+    size: int = 200,
+    dimensions: int = 2,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    r"""log Z of exp(-E) over a square, by the midpoint rule; of shape (), differentiable in E's parameters.
+
+    .. math:: \log Z \approx \log \sum_g \exp(-E(x_g)) + D \log \frac{h - l}{n}
+
+    For D up to 3 or so: n^D energies. What lies outside the square is left out.
+
+    >>> standard = GaussianEnergy(torch.zeros(2))
+    >>> torch.allclose(grid_log_partition(standard, -6.0, 6.0), standard.log_partition(), atol=1e-4)
+    True
+    """
+    points = grid_points(low, high, size, dimensions).to(device=device, dtype=dtype)
+    return (-energy(points)).logsumexp(dim=0) + dimensions * math.log((high - low) / size)
+
+
+def _circle(turns: Tensor) -> Tensor:
+    angle = 2 * math.pi * turns
+    return torch.stack([angle.cos(), angle.sin()], dim=-1)
+
+
+def _check_points(points: Tensor, size: int) -> None:
+    if points.dim() < 1 or points.size(-1) != size or not points.is_floating_point():
+        raise ShapeError(
+            f"points must be floating point (..., D) with D = {size}, got {tuple(points.shape)} {points.dtype}"
+        )

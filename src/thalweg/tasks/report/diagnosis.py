@@ -1,0 +1,305 @@
+"""The page of a diagnosis: findings in words, then the measurements they rest on."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING
+
+from thalweg.learning.checkpoint import write_atomically
+from thalweg.tasks.report.plots import COLOURS, STYLE, inline_svg
+from thalweg.tasks.report.text import escape, foreign, note
+
+if TYPE_CHECKING:
+    from thalweg.diagnostics.gradient_flow import Site
+    from thalweg.diagnostics.saturation import Saturation
+    from thalweg.tasks.diagnosing import Diagnosis
+    from thalweg.tasks.findings import Finding
+
+__all__ = ["Line", "chart", "write_diagnosis"]
+
+# Lines of a chart that the page has colours for; further ones are muted.
+ROLES = ("first", "second", "best", "muted")
+# Rows of a long table that are shown at once.
+WORST = 12
+MARKS = {"problem": ("bad", "✗"), "warning": ("cut", "!"), "note": ("muted", "·"), "good": ("ok", "✓")}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart; points with a value that is not positive are left out, the scale being logarithmic.
+
+    >>> Line("encoder", ((1, 0.1), (2, 1.0))).points[0]
+    (1, 0.1)
+    """
+
+    label: str
+    points: tuple[tuple[float, float], ...]
+    dashed: bool = False
+
+
+def write_diagnosis(
+    diagnosis: Diagnosis, found: Sequence[Finding], out: Path, *, command: str = ""
+) -> tuple[Path, Path]:
+    """Writes the page and, beside it, the same as JSON; returns both paths.
+
+    The page loads nothing from elsewhere and runs no script. About a second, for the charts.
+
+    >>> write_diagnosis.__name__
+    'write_diagnosis'
+    """
+    template = files("thalweg.tasks.report").joinpath("page.html").read_text(encoding="utf-8")
+    page = Template(template).substitute(
+        title=escape(f"{diagnosis.subject.name}, diagnosis"), body=_body(diagnosis, found, command)
+    )
+    write_atomically(out, page.encode())
+    record = {**diagnosis.to_json(), "findings": [asdict(finding) for finding in found]}
+    beside = out.with_suffix(".json")
+    write_atomically(beside, (json.dumps(record, ensure_ascii=False, indent=1) + "\n").encode())
+    return out, beside
+
+
+def _body(diagnosis: Diagnosis, found: Sequence[Finding], command: str) -> str:
+    sections: list[tuple[str, str, Callable[[], str]]] = [
+        ("findings", "Findings", lambda: _findings(found, command)),
+        ("depth", "Depth", lambda: _depth(diagnosis)),
+        ("time", "Time", lambda: _time(diagnosis)),
+        ("saturation", "Saturation", lambda: _saturation(diagnosis)),
+        ("weights", "Weights", lambda: _weights(diagnosis)),
+        ("normalisation", "Normalisation", lambda: _norms(diagnosis)),
+    ]
+    links = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in sections)
+    parts = "".join(f'<section id="{key}"><h2>{title}</h2>{make()}</section>' for key, title, make in sections)
+    return f"{_header(diagnosis, found)}<nav>{links}</nav><main>{parts}</main>"
+
+
+def _header(diagnosis: Diagnosis, found: Sequence[Finding]) -> str:
+    subject, reading = diagnosis.subject, diagnosis.reading
+    worst = sum(finding.severity == "problem" for finding in found)
+    tiles = [
+        ("problems", str(worst), "that keep it from training"),
+        ("loss", f"{reading.loss:.3f}", f"nats a symbol; symbol frequencies alone {reading.frequencies:.3f}"),
+        ("other source", f"{reading.shuffled:.3f}", "the loss beside another pair's source"),
+        ("gradient", f"{diagnosis.gradient:.2e}", "norm of the whole"),
+    ]
+    cells = "".join(
+        f'<div class="tile"><span class="muted">{escape(name)}</span><span class="value">{escape(value)}</span>'
+        f'<span class="muted">{escape(about)}</span></div>'
+        for name, value, about in tiles
+    )
+    rows, source, target = diagnosis.batch
+    kind = "the trained model" if subject.trained else "the model as it starts"
+    about = f"{kind}, on {rows} pairs of {subject.data}: sources of up to {source}, targets of up to {target} symbols"
+    return (
+        f'<header><p class="brand">Thalweg diagnosis</p><h1>{foreign(subject.name)}</h1>'
+        f'<div class="tiles">{cells}</div><p class="muted">{foreign(about)}</p></header>'
+    )
+
+
+def _findings(found: Sequence[Finding], command: str) -> str:
+    rows = []
+    for finding in found:
+        kind, mark = MARKS[finding.severity]
+        change = f"<pre>{escape(' '.join(finding.change))}</pre>" if finding.change else ""
+        rows.append(
+            f'<tr><td class="{kind}" style="white-space:nowrap">{mark} {finding.severity}</td>'
+            f"<td>{escape(finding.about)}</td>"
+            f"<td>{escape(finding.text)}{change}</td></tr>"
+        )
+    table = _table(("", "about", "what was found, and what to try"), rows)
+    changes = list(dict.fromkeys(word for f in found if f.severity == "problem" for word in f.change))
+    if not changes or not command:
+        return table
+    words = escape(f"{command} {shlex.join(changes)}")
+    return f'{table}<div class="card commands"><p>Train it with what is suggested</p><pre>{words}</pre></div>'
+
+
+def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
+    head = "".join(
+        f"<th{' class=number' if name.startswith('#') else ''}>{escape(name.lstrip('#'))}</th>" for name in heads
+    )
+    return f'<div class="card scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def _row(name: str, *cells: str) -> str:
+    return f'<tr><th scope="row">{escape(name)}</th>' + "".join(f'<td class="number">{c}</td>' for c in cells) + "</tr>"
+
+
+def _figure(title: str, svg: str, lines: Sequence[Line]) -> str:
+    keys = "".join(f'<span class="key {ROLES[min(n, 3)]}">{escape(line.label)}</span>' for n, line in enumerate(lines))
+    return f'<figure class="card"><figcaption><b>{escape(title)}</b>{keys}</figcaption>{svg}</figure>'
+
+
+def _depth(diagnosis: Diagnosis) -> str:
+    stacks = {name or "stack": sites for name, sites in diagnosis.flow.stacks().items()}
+    deep = {name: [s for s in sites if not s.name.endswith("backward")] for name, sites in stacks.items()}
+    deep = {name: sites for name, sites in deep.items() if len(sites) > 1}
+    charts: list[tuple[str, list[Line]]] = []
+    gradients = [Line(name, tuple((s.depth, s.gradient) for s in sites)) for name, sites in deep.items()]
+    charts.append(("Gradient of the loss in each layer's states", gradients))
+    spread = [Line(name, tuple((s.depth, s.spread) for s in sites)) for name, sites in deep.items()]
+    charts.append(("How much states differ between inputs, of their size", spread))
+    lines = []
+    for name in dict.fromkeys(row.stack for row in diagnosis.depth):
+        rows = [row for row in diagnosis.depth if row.stack == name]
+        lines.append(Line(f"{name or 'stack'}, largest", tuple((row.depth, row.largest) for row in rows)))
+        lines.append(Line(f"{name or 'stack'}, mean", tuple((row.depth, row.mean) for row in rows), dashed=True))
+    charts.append(("Jacobian from a layer to the last: singular values", lines))
+    drawn = [
+        _figure(title, chart(lines, prefix=f"depth{n}-", xlabel="layer"), lines)
+        for n, (title, lines) in enumerate(charts)
+        if any(line.points for line in lines)
+    ]
+    rows = [
+        _row(s.name, f"{s.gradient:.2e}", f"{s.activation:.3f}", f"{s.spread:.2g}")
+        for sites in stacks.values()
+        for s in sites
+    ]
+    body = f'<div class="charts">{"".join(drawn)}</div>' if drawn else note("There is one layer a stack: no depth.")
+    return body + _table(("states", "#gradient", "#size", "#differ between inputs"), rows)
+
+
+def _time(diagnosis: Diagnosis) -> str:
+    maps = "".join(
+        _heat(f"{name or 'stack'}: gradient of the loss in the state at each position", sites)
+        for name, sites in diagnosis.flow.stacks().items()
+    )
+    stacks = dict.fromkeys(layer.stack for layer in diagnosis.spans)
+    charts = []
+    for place, stack in enumerate(stacks):
+        layers = [layer for layer in diagnosis.spans if layer.stack == stack]
+        picked = [layers[0], layers[-1]] if len(layers) > 1 else layers
+        lines = []
+        for layer in picked:
+            report = layer.report
+            points = zip(report.spans, report.largest.median(1).values.tolist(), strict=True)
+            lines.append(Line(f"{layer.name}, largest", tuple(points)))
+            if report.bound is not None:
+                points = zip(report.spans, report.bound.tolist(), strict=True)
+                lines.append(Line(f"{layer.name}, delta^span", tuple(points), dashed=True))
+        title = f"{stack or 'stack'}: Jacobian over spans of time"
+        charts.append(_figure(title, chart(lines, prefix=f"time{place}-", xlabel="steps"), lines))
+    body = f'<div class="charts">{"".join(charts)}</div>' if charts else note("No recurrent layers, or too wide ones.")
+    return f'<div class="maps">{maps}</div>{body}'
+
+
+def _heat(title: str, sites: Sequence[Site]) -> str:
+    """Layers down, positions across, last layer on top; the shade is logarithmic, six powers of ten deep."""
+    values = [value for site in sites for value in site.by_time if value > 0]
+    if not values or max(len(site.by_time) for site in sites) < 2:
+        return ""
+    top = math.log10(max(values))
+    rows = []
+    for site in reversed(sites):
+        cells = []
+        for t, value in enumerate(site.by_time[:40], start=1):
+            shade = max(0.0, 1 + (math.log10(value) - top) / 6) if value > 0 else 0.0
+            cells.append(f'<td style="--w:{shade:.3g}" title="{escape(site.name)}, position {t}: {value:.2e}"></td>')
+        rows.append(f'<tr><th scope="row">{escape(site.name)}</th>{"".join(cells)}</tr>')
+    caption = f"<b>{escape(title)}</b> <span class=muted>darkest {max(values):.1e}, white a millionth of it</span>"
+    return (
+        f'<figure class="card map"><figcaption>{caption}</figcaption><div class="scroll">'
+        f'<table class="heat"><tbody>{"".join(rows)}</tbody></table></div></figure>'
+    )
+
+
+def _saturation(diagnosis: Diagnosis) -> str:
+    report = diagnosis.saturation
+    if not report.rows:
+        return note("No gates or activations that can be looked at.")
+    heads = ("layer", "gate", "", "#low", "#high", "#units stuck", "#mean", "at an end")
+    worst = _table(heads, [_gate(row) for row in report.worst(WORST)])
+    if len(report.rows) <= WORST:
+        return worst
+    every = _table(heads, [_gate(row) for row in report.rows])
+    return f"{worst}<details><summary>All {len(report.rows)} gates and activations</summary>{every}</details>"
+
+
+def _gate(row: Saturation) -> str:
+    bar = f'<div class="bar plain"><i class="fill" style="width:{100 * min(1.0, row.share):.1f}%"></i></div>'
+    cells = f'<td>{escape(row.gate)}</td><td class="muted">{row.kind}</td>' + "".join(
+        f'<td class="number">{value:.1%}</td>' for value in (row.low, row.high, row.stuck)
+    )
+    return (
+        f'<tr><th scope="row">{escape(row.name)}</th>{cells}<td class="number">{row.mean:.2f}</td>'
+        f'<td class="wide">{bar}</td></tr>'
+    )
+
+
+def _weights(diagnosis: Diagnosis) -> str:
+    rows = [
+        _row(row.name, f"{row.size:,}", f"{row.gradient:.2e}", f"{row.weight:.2e}", f"{row.update:.2e}")
+        for row in diagnosis.flow.layers
+    ]
+    first = _table(("parameters", "#numbers", "#gradient (rms)", "#weight (rms)", "#relative step"), rows)
+    decay = diagnosis.decay
+    rows = [
+        _row(
+            row.name,
+            *(f"{value:.2e}" for value in (row.rule, row.measured, row.small, row.large)),
+            f"{row.half_life:,.0f}",
+        )
+        for row in decay.groups
+    ]
+    heads = ("decay a step", "#by rule", "#measured", "#small gradients", "#large gradients", "#half-life (steps)")
+    about = f"<p>{escape(decay.optimiser)}, {decay.steps} steps on a copy: {escape(decay.advice)}.</p>"
+    return f"{first}<h3>Weight decay</h3>{about}{_table(heads, rows)}"
+
+
+def _norms(diagnosis: Diagnosis) -> str:
+    parts = []
+    for stack, report in diagnosis.norms.items():
+        rows = [
+            _row(
+                row.scheme,
+                f"{row.groups:,}",
+                *(f"{a:.3g} to {b:.3g}" for a, b in (row.mean, row.deviation, row.gain)),
+                f"{row.dead:.1%}",
+            )
+            for row in report.rows
+        ]
+        title = f"<h3>What norms would measure on the last {escape(stack or 'layer')} layer</h3>"
+        parts.append(title + _table(("scheme", "#groups", "#mean", "#deviation", "#gradient gain", "#dead"), rows))
+    return "".join(parts) or note("No layers whose states could be looked at.")
+
+
+def chart(lines: Sequence[Line], *, prefix: str, xlabel: str) -> str:
+    """Lines over layers or steps on a logarithmic scale, as an `<svg>` element in the page's colours.
+
+    >>> chart([Line("a", ((1, 0.1), (2, 1.0)))], prefix="a-", xlabel="layer").startswith("<svg")
+    True
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.4, 2.5), layout="constrained")
+        axes = figure.add_subplot()
+        for n, line in enumerate(lines):
+            points = [(x, y) for x, y in line.points if y > 0 and math.isfinite(y)]
+            style = ":" if line.dashed else "-"
+            colour = COLOURS[ROLES[min(n, 3)]]
+            axes.plot(
+                *zip(*points, strict=True), style, color=colour, linewidth=1.8, marker="o", markersize=3.5
+            ) if points else None
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(numticks=6))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}" if not 0.001 <= value <= 1000 else f"{value:g}")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+        axes.set_xlabel(xlabel, color=COLOURS["muted"])
+        axes.grid(axis="y", color=COLOURS["line"], linewidth=0.8)
+        axes.tick_params(color=COLOURS["line"], labelcolor=COLOURS["muted"], length=3)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.spines["bottom"].set_color(COLOURS["line"])
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    return inline_svg(buffer.getvalue(), prefix)

@@ -1,0 +1,242 @@
+"""The Triton kernels of memories: for real on a GPU, else through Triton's interpreter in a process of its own.
+
+The interpreter must be chosen before Triton is imported, which other tests may have done already.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from oracles import memory as oracle
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+RUNS = INTERPRETED or DEVICE == "cuda"
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+if RUNS:
+    from thalweg.kernels.gpu import memory as gpu
+
+here_only = pytest.mark.skipif(not RUNS, reason="runs in the interpreter's process")
+# Queries, patterns, features: one of each, and around what blocks hold.
+SIZES = [
+    *((1, 1, 1), (2, 1, 3), (1, 2, 1), (2, 63, 15), (4, 64, 16), (17, 65, 17), (5, 127, 4), (3, 129, 33)),
+    *((2, 200, 64), (3, 40, 65), (3, 70, 128), (2, 40, 256), (1, 20, 512), (2, 5, 513)),
+]
+
+
+@pytest.mark.skipif(RUNS, reason="this is the interpreter's process, or there is a GPU")
+def test_in_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__]
+    ran = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert " passed" in ran.stdout, ran.stdout
+
+
+# Every launch compiled for Hopper, without a GPU.
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Launches compile to machine code and compute nothing; the names of the kernels that were."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.runtime.jit import JITFunction
+
+    names = {torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8"}
+    done: set[str] = set()
+
+    def kind(value: object) -> str:
+        if isinstance(value, Tensor):
+            return names[value.dtype]
+        return "fp32" if isinstance(value, float) else "constexpr" if value == 1 else "i32"
+
+    def compile_only(kernel, *arguments, grid, warmup, num_warps: int = 4, num_stages: int = 3, **constants) -> None:
+        given = dict(zip(kernel.arg_names, arguments, strict=False))
+        signature = {name: kind(value) for name, value in given.items()}
+        # A launch makes a constant of every 1, which changes what the kernel is allowed to do with it.
+        constants |= {name: 1 for name, what in signature.items() if what == "constexpr"}
+        fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+        source = ASTSource(kernel, {**signature, **dict.fromkeys(constants, "constexpr")}, fixed)
+        options = {"num_warps": num_warps, "num_stages": num_stages}
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert made.metadata.shared < 227 * 1024, f"{kernel} wants {made.metadata.shared} bytes of shared memory"
+        done.add(kernel.__name__)
+
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("size", [(16, 100, 64), (1024, 4096, 128), (16, 10000, 64), (1, 3000, 1), (40, 2000, 512)])
+def test_retrievals_compile_for_hopper(
+    size: tuple[int, int, int], masked: bool, compiled: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from thalweg.kernels.gpu import memory
+
+    monkeypatch.setattr(memory, "_processors", lambda _: 132)
+    monkeypatch.setattr(memory, "launch", lambda kernel, grid, *given, **options: kernel[grid](*given, **options))
+    Q, N, D = size
+    mask = torch.ones(N, dtype=torch.bool) if masked else None
+    memory.settle(torch.zeros(Q, D), torch.zeros(N, D), 1.0, 2, 1e-4, mask, None)
+    memory.associate(torch.zeros(Q, D), torch.zeros(N, D), torch.zeros(N, 33), 1.0, mask, None)
+    assert compiled == {"part", "join"} | ({"whole"} if N <= 1024 else {"join_step"})
+
+
+# Against all weights in float64.
+
+
+def random_memory(size: tuple[int, int, int], *, seed: int = 0, spread: float = 0.3) -> tuple[Tensor, Tensor]:
+    """Queries near patterns, and the patterns."""
+    Q, N, D = size
+    generator = torch.Generator().manual_seed(1000 * seed + Q + N + D)
+    patterns = torch.randn(N, D, generator=generator)
+    queries = patterns[torch.randint(N, (Q,), generator=generator)] + spread * torch.randn(Q, D, generator=generator)
+    return queries, patterns
+
+
+def close(found: Tensor, wanted: object, bound: float = 5e-5) -> None:
+    expected = torch.as_tensor(wanted)
+    assert found.shape == expected.shape
+    finite = expected[expected.isfinite()].abs()
+    scale = max(1.0, float(finite.max()) if len(finite) else 0.0)
+    torch.testing.assert_close(found.cpu().double(), expected, atol=bound * scale, rtol=0.0)
+
+
+def check_associate(
+    queries: Tensor, keys: Tensor, values: Tensor, beta: float, mask: Tensor | None = None, bound: float = 5e-5
+) -> None:
+    given = [x.to(DEVICE) for x in (queries, keys, values)]
+    mixed, lse = gpu.associate(*given, beta, None if mask is None else mask.to(DEVICE), None)
+    some = None if mask is None else mask.numpy()
+    wanted = oracle.associate(*(x.double().numpy() for x in (queries, keys, values)), beta, some)
+    close(mixed, wanted[0], bound)
+    close(lse, wanted[1])
+
+
+def check_settle(
+    queries: Tensor, patterns: Tensor, beta: float, max_steps: int, tol: float, mask: Tensor | None = None
+) -> None:
+    present = None if mask is None else mask.to(DEVICE)
+    found = gpu.settle(queries.to(DEVICE), patterns.to(DEVICE), beta, max_steps, tol, present, None)
+    some = None if mask is None else mask.numpy()
+    state, energies, steps, still = oracle.settle(
+        queries.double().numpy(), patterns.double().numpy(), beta, max_steps, tol, some
+    )
+    assert found.steps.tolist() == steps
+    assert found.converged.tolist() == still
+    close(found.state, state, 1e-4)
+    close(found.energies, energies, 1e-4)
+
+
+@pytest.fixture(params=["one launch", "two for every step"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to retrieve, whatever the size would choose."""
+    if request.param == "two for every step":
+        monkeypatch.setattr(gpu, "_ONE_LAUNCH", 0)
+        plan = gpu._plan
+        monkeypatch.setattr(gpu, "_plan", lambda *given: plan(*given)._replace(**_two(plan(*given))))
+    return request.param
+
+
+def _two(plan: tuple) -> dict[str, int]:
+    """At least two parts, of which the last may be empty."""
+    return {"parts": max(2, plan.parts)}  # type: ignore[attr-defined]
+
+
+@here_only
+@pytest.mark.parametrize("size", SIZES)
+def test_an_association_is_all_weights_times_all_values(size: tuple[int, int, int]) -> None:
+    queries, keys = random_memory(size)
+    for outer in (1, size[2] + 3):
+        values = random_memory((1, size[1], outer), seed=outer)[1]
+        check_associate(queries, keys, values, 1 / math.sqrt(size[2]))
+    check_associate(queries, keys, keys, 1 / math.sqrt(size[2]))
+
+
+@here_only
+@pytest.mark.parametrize("size", SIZES)
+def test_every_query_comes_to_rest_by_itself(size: tuple[int, int, int], way: str) -> None:
+    queries, patterns = random_memory(size)
+    check_settle(queries, patterns, 2.0 / math.sqrt(size[2]), 2, -1.0)
+    check_settle(queries, patterns, 4.0, 4, 0.02)
+
+
+@here_only
+def test_random_sizes_masks_and_temperatures(way: str) -> None:
+    chance = random.Random(3)
+    for seed in range(3 if INTERPRETED else 40):
+        size = chance.choice((1, 3, 17)), chance.randint(1, 150), chance.randint(1, 40)
+        queries, patterns = random_memory(size, seed=seed, spread=chance.uniform(0, 1))
+        mask = torch.rand(size[1], generator=torch.Generator().manual_seed(seed)) < 0.7
+        patterns[~mask], queries = math.nan, queries.nan_to_num()
+        beta = 10 ** chance.uniform(-1.5, 0.3)
+        check_associate(queries, patterns, patterns, beta, mask)
+        if mask.any():
+            check_settle(queries, patterns, beta, chance.randint(0, 4), chance.choice((-1.0, 0.05)), mask)
+
+
+@here_only
+@pytest.mark.parametrize("beta", [1e-6, 1.0, 1e4])
+def test_any_temperature(beta: float, way: str) -> None:
+    queries, patterns = random_memory((5, 101, 12))
+    check_associate(queries, patterns, patterns, beta, bound=5e-5 if beta < 100 else 1e-3)
+    given = queries.to(DEVICE), patterns.to(DEVICE)
+    found = gpu.settle(*given, beta, 6, 1e-6, None, None)
+    assert found.energies.isfinite().all()
+    if beta > 100:
+        close(found.state, patterns[(queries @ patterns.mT).argmax(1)].double())
+        assert found.converged.all()
+
+
+@here_only
+def test_nothing_present_and_many_steps(way: str) -> None:
+    queries, patterns = random_memory((3, 70, 2))
+    absent = torch.zeros(70, dtype=torch.bool, device=DEVICE)
+    given = queries.to(DEVICE), patterns.to(DEVICE)
+    mixed, lse = gpu.associate(*given, given[1], 1.0, absent, None)
+    assert not mixed.any()
+    assert lse.tolist() == [-math.inf] * 3
+    found = gpu.settle(*given, 1.0, 2, 1e-3, absent, None)
+    assert not found.state.any()
+    assert found.energies.isposinf().all()
+    long = gpu.settle(*given, 2.0, 70, 1e-3, None, None)
+    assert long.converged.all()
+    assert long.energies.shape == (3, 71)
+    close(long.energies, oracle.settle(*(x.double().numpy() for x in (queries, patterns)), 2.0, 70, 1e-3)[1], 1e-4)
+
+
+@here_only
+@pytest.mark.skipif(DEVICE != "cuda", reason="a million patterns are for a GPU")
+def test_a_million_patterns_in_bounded_memory() -> None:
+    patterns = torch.randn(1_000_000, 64, device=DEVICE)
+    queries = patterns[:32] + 0.3 * torch.randn(32, 64, device=DEVICE)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = gpu.settle(queries, patterns, 1.0, 5, 1e-3, None, None)
+    _, indices = gpu.nearest(queries, patterns, 1, None, None)
+    assert torch.cuda.max_memory_allocated() - before < 100 * 2**20
+    assert indices[:, 0].tolist() == list(range(32))
+    torch.testing.assert_close(found.state, patterns[:32], atol=1e-3, rtol=0.0)

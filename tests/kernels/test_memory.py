@@ -1,0 +1,318 @@
+"""Associations, retrievals and nearest patterns, compiled and plain, against all weights in float64."""
+
+from __future__ import annotations
+
+import math
+import random
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from oracles import memory as oracle
+from thalweg.errors import ConfigError, ShapeError
+from thalweg.kernels import memory
+from thalweg.kernels.dispatch import memory_kernels
+from thalweg.kernels.memory import associate, nearest, settle
+from thalweg.kernels.reference import memory as reference
+
+SINGLE, DOUBLE = torch.float32, torch.float64
+CLOSE = {SINGLE: 3e-5, DOUBLE: 1e-10}
+# Queries, patterns, features: one of each, and around what tiles, panels and blocks hold.
+SIZES = [
+    *((1, 1, 1), (2, 1, 3), (1, 2, 1), (3, 5, 2), (7, 11, 4), (8, 12, 6), (9, 13, 7), (15, 47, 5), (16, 48, 8)),
+    *((17, 49, 9), (33, 97, 10), (5, 95, 15), (4, 96, 16), (31, 193, 17), (20, 60, 64), (18, 50, 65), (3, 30, 128)),
+    *((2, 25, 200), (17, 13, 512)),
+]
+
+
+def random_memory(
+    size: tuple[int, int, int], dtype: torch.dtype = DOUBLE, *, seed: int = 0, spread: float = 0.3
+) -> tuple[Tensor, Tensor]:
+    """Queries near patterns, and the patterns."""
+    Q, N, D = size
+    generator = torch.Generator().manual_seed(1000 * seed + Q + N + D)
+    patterns = torch.randn(N, D, generator=generator, dtype=DOUBLE)
+    chosen = torch.randint(N, (Q,), generator=generator)
+    queries = patterns[chosen] + spread * torch.randn(Q, D, generator=generator, dtype=DOUBLE)
+    return queries.to(dtype), patterns.to(dtype)
+
+
+def close(found: Tensor, wanted: np.ndarray, bound: float) -> None:
+    assert found.shape == wanted.shape
+    scale = max(1.0, float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)))
+    torch.testing.assert_close(found.double(), torch.from_numpy(wanted), atol=bound * scale, rtol=0.0)
+
+
+def some(mask: Tensor | None) -> np.ndarray | None:
+    return None if mask is None else mask.numpy()
+
+
+def check_associate(
+    queries: Tensor, keys: Tensor, values: Tensor, beta: float, mask: Tensor | None = None, block: int | None = None
+) -> None:
+    mixed, lse = associate(queries, keys, values, beta=beta, mask=mask, block=block)
+    wanted = oracle.associate(*(x.double().numpy() for x in (queries, keys, values)), beta, some(mask))
+    close(mixed, wanted[0], CLOSE[queries.dtype])
+    close(lse, wanted[1], CLOSE[queries.dtype])
+
+
+def check_settle(
+    queries: Tensor, patterns: Tensor, beta: float, max_steps: int, tol: float, mask: Tensor | None = None
+) -> None:
+    found = settle(queries, patterns, beta=beta, max_steps=max_steps, tol=tol, mask=mask)
+    state, energies, steps, still = oracle.settle(
+        queries.double().numpy(), patterns.double().numpy(), beta, max_steps, tol, some(mask)
+    )
+    assert found.steps.dtype == torch.int64
+    assert found.converged.dtype == torch.bool
+    assert found.steps.tolist() == steps
+    assert found.converged.tolist() == still
+    close(found.state, state, 3 * CLOSE[queries.dtype])
+    close(found.energies, energies, 3 * CLOSE[queries.dtype])
+
+
+def test_there_are_compiled_kernels_for_what_is_tested_here() -> None:
+    kernels = memory_kernels(torch.ones(1, 1))
+    assert isinstance(kernels, ModuleType)
+    assert kernels.__name__.endswith("cpu.memory")
+
+
+# One association.
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
+@pytest.mark.parametrize("size", SIZES)
+def test_an_association_is_all_weights_times_all_values(size: tuple[int, int, int], dtype: torch.dtype) -> None:
+    queries, keys = random_memory(size, dtype)
+    for outer in {1, 2, size[2], 2 * size[2] + 1}:
+        values = random_memory((1, size[1], outer), dtype, seed=outer)[1]
+        check_associate(queries, keys, values, 1 / math.sqrt(size[2]), block=7 if dtype == DOUBLE else None)
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
+@pytest.mark.parametrize("beta", [1e-6, 1e-2, 1.0, 30.0, 1e4])
+def test_any_temperature(beta: float, dtype: torch.dtype) -> None:
+    queries, keys = random_memory((19, 101, 12), dtype)
+    values = random_memory((1, 101, 3), dtype)[1]
+    mixed, lse = associate(queries, keys, values, beta=beta, block=10)
+    assert bool(mixed.isfinite().all())
+    wanted = oracle.associate(*(x.double().numpy() for x in (queries, keys, values)), beta)
+    # At 1e4 what float32 keeps of a score is worth several units: all but ties are one pattern to the last digit.
+    sharp = beta > 100 and dtype == SINGLE
+    close(mixed, wanted[0], CLOSE[dtype] if not sharp else 1e-3)
+    close(lse, wanted[1], CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
+def test_random_sizes_masks_and_temperatures(dtype: torch.dtype) -> None:
+    chance = random.Random(5)
+    for seed in range(60):
+        size = chance.choice((1, 2, 8, 16, 17, 40)), chance.randint(1, 130), chance.randint(1, 40)
+        queries, keys = random_memory(size, dtype, seed=seed)
+        values = random_memory((1, size[1], chance.randint(1, 20)), dtype, seed=seed)[1]
+        mask = torch.rand(size[1], generator=torch.Generator().manual_seed(seed)) < chance.random()
+        beta, block = 10 ** chance.uniform(-2, 0.5), chance.choice((None, 1, 3, 50))
+        keys[~mask], values[~mask] = math.nan, math.inf  # what is absent may be anything
+        check_associate(queries, keys, values, beta, mask, block)
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
+def test_nothing_asked_and_nothing_present(dtype: torch.dtype) -> None:
+    queries, keys = random_memory((3, 4, 2), dtype)
+    absent = torch.zeros(4, dtype=torch.bool)
+    for stored, mask in ((keys, absent), (keys[:0], None)):
+        mixed, lse = associate(queries, stored, stored, beta=1.0, mask=mask)
+        assert mixed.tolist() == [[0.0, 0.0]] * 3
+        assert lse.tolist() == [-math.inf] * 3
+        found = settle(queries, stored, beta=1.0, max_steps=3, tol=1e-6, mask=mask)
+        assert found.state.tolist() == [[0.0, 0.0]] * 3
+        assert found.energies.isposinf().all()
+        assert (nearest(queries, stored, 2, mask=mask)[1] == -1).all()
+    mixed, lse = associate(queries[:0], keys, keys, beta=1.0)
+    assert mixed.shape == (0, 2)
+    assert lse.shape == (0,)
+    assert settle(queries[:0], keys, beta=1.0, max_steps=3, tol=0.1).energies.shape == (0, 4)
+    assert nearest(queries[:0], keys, 3)[0].shape == (0, 3)
+
+
+def test_rows_that_lie_apart_and_half_precision() -> None:
+    queries, keys = random_memory((10, 30, 8), SINGLE)
+    whole = associate(queries, keys, keys, beta=0.5)
+    apart = associate(queries.repeat(1, 2)[:, :8], keys.mT.contiguous().mT, keys.repeat_interleave(2, 0)[::2], beta=0.5)
+    torch.testing.assert_close(whole, apart)
+    half = [x.bfloat16() for x in (queries, keys)]
+    mixed, lse = associate(*half, half[1], beta=0.5)
+    assert mixed.dtype == torch.bfloat16
+    assert lse.dtype == SINGLE
+    wide = associate(*(x.float() for x in half), half[1].float(), beta=0.5)
+    torch.testing.assert_close(mixed, wide[0].bfloat16(), atol=0.02, rtol=0.01)
+    torch.testing.assert_close(lse, wide[1])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients(masked: bool) -> None:
+    queries, keys = random_memory((3, 7, 4))
+    values = random_memory((1, 7, 2), seed=3)[1]
+    beta = torch.tensor(0.7, dtype=DOUBLE)
+    mask = torch.tensor([True, False, True, True, True, False, True]) if masked else None
+    inputs = [x.requires_grad_() for x in (queries, keys, values, beta)]
+
+    def call(*given: Tensor) -> tuple[Tensor, Tensor]:
+        return associate(*given[:3], beta=given[3], mask=mask, block=3)
+
+    assert torch.autograd.gradcheck(call, inputs)
+    assert torch.autograd.gradgradcheck(call, inputs)
+
+
+def test_gradients_of_compiled_values_are_those_of_all_weights() -> None:
+    queries, keys = (x.requires_grad_() for x in random_memory((20, 70, 9), SINGLE))
+    beta = torch.tensor(0.4, requires_grad=True)
+    found = associate(queries, keys, keys, beta=beta)
+    scores = queries @ keys.mT
+    plain = (beta * scores).softmax(1) @ keys, (beta * scores).logsumexp(1) / beta
+    pull = torch.randn(20, 9), torch.randn(20)
+    gradients = [torch.autograd.grad(out, (queries, keys, beta), pull, retain_graph=True) for out in (found, plain)]
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second, atol=1e-4, rtol=1e-4)
+
+
+# Retrieval.
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_query_comes_to_rest_by_itself(size: tuple[int, int, int], dtype: torch.dtype) -> None:
+    queries, patterns = random_memory(size, dtype)
+    check_settle(queries, patterns, 2.0 / math.sqrt(size[2]), 6, -1.0)
+    check_settle(queries, patterns, 4.0, 9, 0.02)
+
+
+@pytest.mark.parametrize("max_steps", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
+def test_few_steps(max_steps: int, dtype: torch.dtype) -> None:
+    for tol in (-1.0, 1e-3, 100.0):
+        check_settle(*random_memory((21, 40, 6), dtype), 0.8, max_steps, tol)
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
+def test_random_retrievals(dtype: torch.dtype) -> None:
+    chance = random.Random(11)
+    for seed in range(40):
+        size = chance.choice((1, 3, 8, 9, 16, 40)), chance.randint(1, 120), chance.randint(1, 30)
+        queries, patterns = random_memory(size, dtype, seed=seed, spread=chance.uniform(0, 1))
+        mask = torch.rand(size[1], generator=torch.Generator().manual_seed(seed)) < 0.8
+        patterns[~mask] = math.nan
+        queries = queries.nan_to_num()
+        if mask.any():
+            check_settle(queries, patterns, 10 ** chance.uniform(-1, 0.3), chance.randint(0, 6), -1.0, mask)
+
+
+def test_a_sharp_memory_gives_the_pattern_itself() -> None:
+    queries, patterns = random_memory((50, 300, 32), SINGLE)
+    found = settle(queries, patterns, beta=1e4, max_steps=20, tol=1e-6)
+    best = (queries @ patterns.mT).argmax(1)
+    # The pattern with the largest dot product is a fixed point of its own here.
+    torch.testing.assert_close(found.state, patterns[best], atol=1e-6, rtol=0.0)
+    assert found.converged.all()
+    assert found.steps.tolist() == [2] * 50
+    assert found.energies.isfinite().all()
+
+
+def test_no_energy_rises_and_what_is_done_gives_up_its_place() -> None:
+    queries, patterns = random_memory((200, 60, 10), SINGLE, spread=1.0)
+    for beta in (0.3, 1.0, 3.0):
+        found = settle(queries, patterns, beta=beta, max_steps=60, tol=1e-5)
+        rise = found.energies.diff(dim=1).amax()
+        assert rise < 1e-4
+        alone = [settle(q[None], patterns, beta=beta, max_steps=60, tol=1e-5) for q in queries[:40]]
+        # The last steps are of the size of rounding, so that a query among others may stop one step off.
+        assert all(abs(int(x.steps) - int(n)) <= 2 for x, n in zip(alone, found.steps, strict=False))
+        torch.testing.assert_close(torch.cat([x.state for x in alone]), found.state[:40], atol=1e-3, rtol=0.0)
+
+
+@pytest.mark.parametrize("queries", [1, 5, 16, 20, 60])
+@pytest.mark.parametrize("threads", [2, 5])
+def test_threads_share_panels_or_patterns(queries: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from thalweg.kernels.cpu import memory as cpu
+
+    asked, patterns = random_memory((queries, 301, 11), SINGLE)
+    monkeypatch.setattr(cpu, "_threads", lambda _: threads)
+    check_settle(asked, patterns, 1.0, 4, -1.0)
+    check_settle(asked, patterns, 4.0, 9, 0.02)
+    check_associate(asked, patterns, patterns[:, :5], 1.0)
+
+
+def test_nan_ends() -> None:
+    queries, patterns = random_memory((20, 30, 5), SINGLE)
+    queries[3] = math.nan
+    found = settle(queries, patterns, beta=1.0, max_steps=7, tol=1e-3)
+    others = torch.arange(20) != 3
+    check = settle(queries[others], patterns, beta=1.0, max_steps=7, tol=1e-3)
+    torch.testing.assert_close(found.state[others], check.state)
+    assert found.steps[others].tolist() == check.steps.tolist()
+
+
+# The nearest.
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
+@pytest.mark.parametrize(("N", "k", "block"), [(1, 1, None), (5, 9, 2), (40, 3, 7), (40, 40, 1), (100, 10, None)])
+def test_the_nearest_are_the_best_of_all(N: int, k: int, block: int | None, dtype: torch.dtype) -> None:
+    queries, keys = random_memory((6, N, 5), dtype)
+    for mask in (None, torch.arange(N) % 3 != 1):
+        scores, indices = nearest(queries, keys, k, mask=mask, block=block)
+        assert scores.shape == indices.shape == (6, k)
+        wanted = oracle.nearest(queries.double().numpy(), keys.double().numpy(), k, some(mask))
+        for row, best in enumerate(wanted):
+            missing = k - len(best)
+            assert indices[row].tolist() == [i for _, i in best] + [-1] * missing
+            expected = torch.tensor([s for s, _ in best] + [-math.inf] * missing, dtype=DOUBLE)
+            torch.testing.assert_close(scores[row].double(), expected, atol=1e-5, rtol=1e-5)
+
+
+# What is wrong is said, and an oracle can fail.
+
+
+def test_errors_are_one_line() -> None:
+    queries, keys = random_memory((2, 3, 4))
+    wrong = [
+        lambda: associate(queries[0], keys, keys, beta=1.0),
+        lambda: associate(queries[:, :3], keys, keys, beta=1.0),
+        lambda: associate(queries.float(), keys, keys, beta=1.0),
+        lambda: associate(queries, keys, keys[:2], beta=1.0),
+        lambda: associate(queries, keys, keys, beta=torch.ones(2)),
+        lambda: settle(queries, keys, beta=1.0, max_steps=1, tol=0.1, mask=torch.ones(2, dtype=torch.bool)),
+        lambda: nearest(queries, keys, 1, mask=torch.ones(3)),
+    ]
+    for call in wrong:
+        with pytest.raises(ShapeError, match="must be") as error:
+            call()
+        assert "\n" not in str(error.value)
+    bad = [
+        lambda: associate(queries, keys, keys, beta=0.0),
+        lambda: associate(queries, keys, keys, beta=math.inf),
+        lambda: associate(queries, keys, keys, beta=1.0, block=0),
+        lambda: settle(queries, keys, beta=1.0, max_steps=-1, tol=0.1),
+        lambda: settle(queries, keys, beta=1.0, max_steps=1, tol=math.nan),
+        lambda: nearest(queries, keys, 0),
+    ]
+    for call in bad:
+        with pytest.raises(ConfigError, match="must be") as error:
+            call()
+        assert "\n" not in str(error.value)
+
+
+def test_a_broken_twin_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = reference.associate
+
+    def forgetful(queries: Tensor, keys: Tensor, values: Tensor, *others: object) -> tuple[Tensor, Tensor]:
+        return whole(queries, keys[:-1], values[:-1], *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(reference, "associate", forgetful)
+    monkeypatch.setattr(memory, "memory_kernels", lambda _: None)
+    queries, keys = random_memory((3, 9, 4))
+    with pytest.raises(AssertionError):
+        check_associate(queries, keys, keys, 0.5)
