@@ -57,8 +57,8 @@ def test_unknown_keys_and_wrong_shapes(raw, said):
         ({"model": {"bidirectional": "perhaps"}}, "`model.bidirectional`: input should be a valid boolean"),
         (
             {"model": {"cell": "lsmt"}},
-            "`model.cell`: input should be 'lstm', 'gru', 'gru-reset-before', 'rnn-tanh', 'rnn-relu', 'rnn-tanh-pre' or "
-            "'rnn-relu-pre', got 'lsmt'",
+            "`model.cell`: input should be 'lstm', 'gru', 'gru-reset-before', 'rnn-tanh', 'rnn-relu', 'rnn-tanh-pre' "
+            "or 'rnn-relu-pre', got 'lsmt'",
         ),
         ({"training": {"optimiser": "adam"}}, "`training.optimiser`: input should be 'sgd', 'adam_l2' or 'adamw'"),
         ({"search": {"search": "bem"}}, "`search.search`: input should be"),

@@ -1,5 +1,13 @@
 """Models that give an energy E(x, y): low for good answers."""
 
+from thalweg.energies.densities import (
+    GaussianEnergy,
+    MixtureEnergy,
+    MLPEnergy,
+    draw_points,
+    grid_log_partition,
+    grid_points,
+)
 from thalweg.energies.hmm import HMM, Prediction
 from thalweg.energies.hopfield import HopfieldMemory, Retrieval
 from thalweg.energies.hopfield_analysis import (
@@ -15,17 +23,25 @@ from thalweg.energies.hopfield_fixed_points import FixedPoints, classify_states,
 from thalweg.energies.hopfield_post import PostTransform, post_transform
 from thalweg.energies.hopfield_storage import Nearest, PatternStore
 from thalweg.energies.huggingface import ConvertedTransformer, GenerationRules, from_huggingface
+from thalweg.energies.latent import Answers, BranchEnergy, CircleEnergy, LatentEnergy, free_energy
 from thalweg.energies.seq2seq import Seq2Seq, Seq2SeqConfig
 from thalweg.energies.transformer import Transformer, TransformerConfig
 
 __all__ = [
     "HMM",
+    "Answers",
+    "BranchEnergy",
+    "CircleEnergy",
     "ConvertedTransformer",
     "ExactRetrieval",
     "FixedPoints",
+    "GaussianEnergy",
     "GenerationRules",
     "HopfieldMemory",
+    "LatentEnergy",
+    "MLPEnergy",
     "MemoryReport",
+    "MixtureEnergy",
     "Nearest",
     "PatternStore",
     "PostTransform",
@@ -37,9 +53,13 @@ __all__ = [
     "TransformerConfig",
     "analyse_memory",
     "classify_states",
+    "draw_points",
     "exact_retrieval",
     "fixed_points",
+    "free_energy",
     "from_huggingface",
+    "grid_log_partition",
+    "grid_points",
     "margin",
     "pattern_separation",
     "post_transform",

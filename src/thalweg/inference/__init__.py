@@ -17,6 +17,7 @@ from thalweg.inference.constraints import Allowed, Trie
 from thalweg.inference.ensemble import Ensemble, Vote, majority_vote
 from thalweg.inference.exact import OptimalityReport, exact_search, optimality_report
 from thalweg.inference.hypotheses import Autoregressive, Hypotheses
+from thalweg.inference.langevin import DivergedError, Walk, langevin
 from thalweg.inference.markov import MarkovModel, viterbi
 from thalweg.inference.risk import minimum_bayes_risk
 from thalweg.inference.sampling import sample_sequences
@@ -34,6 +35,7 @@ __all__ = [
     "Autoregressive",
     "BeamTree",
     "Descent",
+    "DivergedError",
     "Drawn",
     "Ensemble",
     "Hypotheses",
@@ -49,10 +51,12 @@ __all__ = [
     "TagConstraints",
     "Trie",
     "Vote",
+    "Walk",
     "beam_search",
     "cccp",
     "exact_search",
     "greedy",
+    "langevin",
     "majority_vote",
     "minimum_bayes_risk",
     "optimality_report",

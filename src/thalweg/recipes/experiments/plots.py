@@ -77,7 +77,9 @@ def to_png(figure: Figure, colours: int | None = None) -> bytes:
 
     smaller = io.BytesIO()
     with Image.open(buffer) as image:
-        image.convert("RGB").quantize(colours, method=Image.Quantize.MAXCOVERAGE).save(smaller, format="png", optimize=True)
+        image.convert("RGB").quantize(colours, method=Image.Quantize.MAXCOVERAGE).save(
+            smaller, format="png", optimize=True
+        )
     return smaller.getvalue()
 
 
