@@ -109,7 +109,7 @@ def test_interruption_leaves_a_resumable_run(tmp_path, how, step):
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path):
-    trainer = make(tmp_path)
+    trainer, before = make(tmp_path), signal.getsignal(signal.SIGINT)
 
     def listener(event):
         os.kill(os.getpid(), signal.SIGINT)
@@ -118,7 +118,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
     trainer.listener = listener
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(Data())
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_training_in_another_thread(tmp_path):

@@ -16,6 +16,7 @@ from thalweg.inference.compiled import CompiledPlan
 from thalweg.kernels import dispatch
 from thalweg.kernels.fixed_beam import Beam, start
 from thalweg.layers.padded import Padded
+from thalweg.layers.reduced import ReducedLinear
 
 __all__ = ["CompiledSeq2Seq"]
 
@@ -246,6 +247,8 @@ class CompiledSeq2Seq:
         if not (model.config.has_softmax and model.config.has_bare_gates):
             return False
         if model.training or any(part.training for part in model.children()):
+            return False
+        if any(isinstance(part, ReducedLinear) for part in model.modules()):  # its products are of another kind
             return False
         weights = (model.output.weight, model.source_embedding.weight, *model.decoder.core.parameters(recurse=False))
         return all(weight.dtype == torch.float32 and weight.is_cpu for weight in weights)
