@@ -14,7 +14,7 @@ from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.perturbation import PerturbedMode, gumbel
 from thalweg.inference.structure import Structure
 from thalweg.kernels import chain as ops
-from thalweg.kernels.dispatch import chain_kernels
+from thalweg.kernels.dispatch import chain_kernels, on_cpu
 from thalweg.kernels.potentials import Chain, SparseTransitions
 
 __all__ = ["LinearChain"]
@@ -388,8 +388,9 @@ class LinearChain(Structure):
 
 
 def _all_finite(values: Tensor) -> bool:
-    """A sum is finite only if every term is; few terms are added up by the host, which a device would be longer at."""
-    return math.isfinite(sum(values.tolist()) if len(values) <= 512 else float(values.sum()))
+    """A sum is finite only if every term is; few terms are added up by the host, which a GPU would be longer at."""
+    on_host = not on_cpu(values) and len(values) <= 512
+    return math.isfinite(sum(values.tolist()) if on_host else float(values.sum()))
 
 
 def _double(chain: Chain) -> Chain:
