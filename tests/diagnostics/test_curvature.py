@@ -294,3 +294,14 @@ def test_wrong_arguments():
         hessian_spectrum(function, torch.zeros(9), k=3, max_steps=2, method="lanczos")
     with pytest.raises(ShapeError, match="one number for each point"):
         hessian_spectrum(lambda x: x.square(), torch.zeros(2, 3))
+
+
+def test_a_part_that_has_gone_flat_is_judged_on_the_scale_of_the_other() -> None:
+    """Where the softmax has decided, the curvature of -E2 is rounding of either sign."""
+    from thalweg.energies import HopfieldMemory
+
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.randn(6, 16, generator=generator, dtype=torch.float64)
+    report = convex_concave_report(HopfieldMemory(patterns, beta=8.0), patterns)
+    assert float(report.negated_concave.highest.abs().amax()) < 1e-6
+    assert report.holds

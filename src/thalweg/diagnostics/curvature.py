@@ -320,6 +320,12 @@ def convexity(function: Function, point: Tensor, *, tolerance: float | None = No
         limit = torch.maximum(limit, torch.maximum(found.smallest_error[..., 0], found.largest_error[..., 0]))
     else:
         limit = torch.full_like(low, tolerance)
+    return _judged(found, limit)
+
+
+def _judged(found: Spectrum, limit: Tensor) -> Convexity:
+    """What a spectrum says where values within the limit count as zero."""
+    low, high = found.smallest[..., 0], found.largest[..., 0]
     up, down = (low >= -limit).view(-1).tolist(), (high <= limit).view(-1).tolist()
     names = {(True, True): "flat", (True, False): "convex", (False, True): "concave", (False, False): "neither"}
     return Convexity(tuple(names[pair] for pair in zip(up, down, strict=True)), low, high, limit, found)
@@ -347,7 +353,7 @@ class ConvexConcave:
     >>> print(convex_concave_report(Cap(), torch.zeros(2)))
     part         should be  is        lowest     highest    tolerance
     E1 convex    convex     convex    2          2          0.0002
-    -E2 convex   convex     convex    0          0.5        5e-05
+    -E2 convex   convex     convex    0          0.5        0.0002
     E1 + E2                 convex    1.5        2          0.0002
     """
 
@@ -377,7 +383,8 @@ def convex_concave_report(energy: Split, point: Tensor, **options: Any) -> Conve
     """The convexity of E1 and of -E2 at a point, for an energy E = E1 + E2 that says which is which; and of E.
 
     That E1 is convex and E2 concave is what makes the convex-concave procedure descend (Yuille and Rangarajan 2003).
-    ``energy`` is any object with ``convex(q)`` and ``concave(q)``; ``options`` as in :func:`convexity`.
+    ``energy`` is any object with ``convex(q)`` and ``concave(q)``; ``options`` as in :func:`convexity`. The tolerance
+    is the largest of the three: where one part has gone flat its curvature is rounding on the scale of the other.
 
     >>> class Tilted:
     ...     def convex(self, q): return -q.square().sum(-1)
@@ -386,8 +393,10 @@ def convex_concave_report(energy: Split, point: Tensor, **options: Any) -> Conve
     >>> report.holds, report.convex.kind, report.negated_concave.kind
     (False, 'concave', 'flat')
     """
-    return ConvexConcave(
+    parts = [
         convexity(energy.convex, point, **options),
         convexity(lambda q: -energy.concave(q), point, **options),
         convexity(lambda q: energy.convex(q) + energy.concave(q), point, **options),
-    )
+    ]
+    limit = torch.stack([part.tolerance for part in parts]).amax(0)
+    return ConvexConcave(*(_judged(part.spectrum, limit) for part in parts))
