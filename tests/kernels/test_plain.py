@@ -141,3 +141,29 @@ def test_unchanged(size: int) -> None:
         assert not unchanged([x, x], [copy, other])
     if size > 1:
         assert not unchanged([torch.zeros(size, 2)[:, 0]], [torch.zeros(size)])
+
+
+def _truths(out, a, b):
+    more, same = a > b, a == b
+    put_index(out, 0, 10 * more + same)
+    put_index(out, 1, more)
+    put_index(out, 2, (more | same) & (a > 0))
+
+
+def _roots(out, a):
+    put_float(out, 0, math.sqrt(a) + (a > 2))
+    put_float(out, 1, 0.1)
+
+
+@pytest.mark.parametrize(("a", "b"), [(3, 2), (2, 3), (4, 4), (-1, -1)])
+def test_truth_values_are_numbers(a: int, b: int) -> None:
+    out = np.zeros(3, np.int64)
+    run(_truths, out.ctypes.data, a, b)
+    assert out.tolist() == [10 * (a > b) + (a == b), a > b, (a > b or a == b) and a > 0]
+
+
+@pytest.mark.parametrize("a", [2, 9])
+def test_what_an_intrinsic_takes_is_rounded_to_its_type(a: int) -> None:
+    out = np.zeros(2, np.float32)
+    run(_roots, out.ctypes.data, a)
+    assert out.tolist() == [np.float32(math.sqrt(a) + (a > 2)), np.float32(0.1)]

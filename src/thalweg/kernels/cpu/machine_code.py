@@ -34,7 +34,7 @@ def _host() -> tuple[str, str]:
 def _machine() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    for name in ("exp", "log", "pow"):
+    for name in ("exp", "log", "pow", "sqrt"):
         if not llvm.address_of_symbol(name):
             library = ctypes.CDLL(ctypes.util.find_library("m") or ctypes.util.find_library("msvcrt"))
             llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)

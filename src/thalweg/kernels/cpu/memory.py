@@ -5,15 +5,14 @@ from __future__ import annotations
 import ctypes
 import math
 from functools import cache
-from typing import Any
 
 import torch
-from numba import cfunc, types
 from torch import Tensor
 
 from thalweg.kernels.cpu import memory_panels as panels
 from thalweg.kernels.cpu.memory_panels import SLOTS, room_for
 from thalweg.kernels.cpu.memory_tiles import PANEL
+from thalweg.kernels.cpu.plain import compile_plain
 from thalweg.kernels.cpu.threads import LEAST_SHARE, Entry, enter
 from thalweg.kernels.reference import memory as reference
 from thalweg.kernels.reference.memory import Settled
@@ -27,8 +26,8 @@ nearest = reference.nearest
 
 @cache
 def _entry(name: str) -> Entry:
-    compiled: Any = cfunc(types.void(types.int64), cache=True)(getattr(panels, name))
-    return Entry(compiled.address, compiled)
+    function = getattr(panels, name)
+    return Entry(compile_plain(function), function)
 
 
 def _present(rows: Tensor, mask: Tensor | None) -> Tensor:

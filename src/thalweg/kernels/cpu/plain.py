@@ -6,9 +6,9 @@ as one LLVM function, with everything that it calls in its place: intrinsics of 
 the Python functions behind Numba's.
 
 What is understood: ``=`` (tuples too), ``+=`` and the like, ``if``, ``while``, ``for`` over ``range``, ``break``,
-``continue``, ``return``, arithmetic, comparisons, ``and``, ``or``, ``not``, ``x if c else y``, ``min``, ``max``, calls
-with ``*(tuples)``, casts by ``np.float32`` and its kin, ``math.exp``, ``math.log``, powers, global constants. A name
-keeps the type of the first value that it is given.
+``continue``, ``return``, arithmetic (a truth value is 0 or 1), comparisons, ``and``, ``or``, ``not``,
+``x if c else y``, ``min``, ``max``, calls with ``*(tuples)``, casts by ``np.float32`` and its kin,
+``math.exp``, ``math.log``, ``math.sqrt``, powers, global constants. A name keeps the type of the first value that it is given.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KINDS = {
 }
 # What intrinsics are told of the types of their arguments.
 _TYPES = {kind: getattr(types, name.__name__) for name, kind in _KINDS.items()}
-_MATHS = {math.exp: "exp", math.log: "log", pow: "pow"}
+_MATHS = {math.exp: "exp", math.log: "log", math.sqrt: "sqrt", pow: "pow"}
 _WHOLE = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.BitAnd: "and_", ast.BitOr: "or_", ast.LShift: "shl"}
 _WHOLE |= {ast.RShift: "ashr"}
 _REAL = {ast.Add: "fadd", ast.Sub: "fsub", ast.Mult: "fmul", ast.Div: "fdiv"}
@@ -273,6 +273,8 @@ class _Frame:
 
     def binary(self, op: ast.operator, x: Any, y: Any, node: ast.AST) -> Any:
         b = self.builder
+        if not (x.type == y.type == _BIT and isinstance(op, (ast.BitAnd, ast.BitOr))):  # else truth values are 0 and 1
+            x, y = (self.cast(value, _LONG) if value.type == _BIT else value for value in (x, y))
         if isinstance(op, ast.Pow):
             return self.maths("pow", self.cast(x, _DOUBLE), self.cast(y, _DOUBLE))
         if isinstance(op, ast.Div) or _is_float(x) or _is_float(y):
@@ -299,7 +301,7 @@ class _Frame:
         if not _is_float(x):
             if isinstance(kind, ir.IntType):
                 return b.trunc(x, kind) if kind.width < x.type.width else b.zext(x, kind)
-            return b.sitofp(x, kind)
+            return (b.uitofp if x.type == _BIT else b.sitofp)(x, kind)
         if isinstance(kind, ir.IntType):
             return b.fptosi(x, kind)
         return b.fpext(x, kind) if kind == _DOUBLE else b.fptrunc(x, kind)
@@ -368,8 +370,14 @@ class _Frame:
 
     def emit(self, definition: Callable[..., Any], arguments: list[Any]) -> Any:
         """The code of an intrinsic."""
+        arguments = [self.cast(x, _LONG) if x.type == _BIT else x for x in arguments]
         kinds = [_TYPES[x.type] for x in arguments]
         signature, write = definition(None, *kinds)
+        if list(signature.args) != kinds:  # as Numba, which rounds to the type that is asked for
+            reals = {types.float32: _SINGLE, types.float64: _DOUBLE}
+            pairs = list(zip(arguments, signature.args, strict=True))
+            arguments = [self.cast(x, reals[k]) if k in reals and _is_float(x) else x for x, k in pairs]
+            kinds = [_TYPES[x.type] for x in arguments]
         if list(signature.args) != kinds:
             raise TypeError(f"`{definition.__name__}` takes {signature.args}, got {kinds}")
         return write(_Context(), self.builder, signature, arguments)
