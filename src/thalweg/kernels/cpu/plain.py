@@ -8,7 +8,8 @@ the Python functions behind Numba's.
 What is understood: ``=`` (tuples too), ``+=`` and the like, ``if``, ``while``, ``for`` over ``range``, ``break``,
 ``continue``, ``return``, arithmetic (a truth value is 0 or 1), comparisons, ``and``, ``or``, ``not``,
 ``x if c else y``, ``min``, ``max``, calls with ``*(tuples)``, casts by ``np.float32`` and its kin,
-``math.exp``, ``math.log``, ``math.sqrt``, powers, global constants. A name keeps the type of the first value that it is given.
+``math.exp``, ``math.log``, ``math.sqrt``, powers, global constants. A name keeps the
+type of the first value that it is given.
 """
 
 from __future__ import annotations
