@@ -155,5 +155,6 @@ def _answers(beam: Beam, start: int, count: int, V: int, penalty: float) -> Hypo
         if step:
             places = np.where(on, history[step - 1, rows, parents], places)
     proved = (rank[:, 0] >= beam.dropped[:count].numpy()) & finished[:, 0] & (penalty == 0)
-    found = (tokens.transpose(1, 2, 0).copy(), lengths, scores, finished, proved)
-    return Hypotheses(*map(torch.from_numpy, found))
+    every = tokens.transpose(1, 2, 0).copy()
+    every, lengths, scores, finished, proved = map(torch.from_numpy, (every, lengths, scores, finished, proved))
+    return Hypotheses(every, lengths, scores, finished, proved)

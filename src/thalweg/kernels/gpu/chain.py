@@ -121,7 +121,8 @@ def backward(
             return checkpointed_backward(chain, saved, weights, gold)
         d_transitions = torch.empty_like(dense(chain))
         d_emissions, d_ends = gradients(plan_of(chain), chain, saved, weights, gold, d_transitions)
-    return d_emissions, d_transitions, *d_ends.unbind()
+    d_start, d_end = d_ends.unbind()
+    return d_emissions, d_transitions, d_start, d_end
 
 
 def viterbi(chain: Chain) -> tuple[Tensor, Tensor]:
