@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import shutil
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -169,10 +171,16 @@ def test_the_tree_is_drawn(transducer, tmp_path):
         transducer.draw_tree(Source("abc"), tmp_path / "tree.xyz", how=how)
 
 
-def test_exact_evaluation_tells_about_the_beam(halfway, toy_files):
+@pytest.fixture
+def own_run(halfway, tmp_path):
+    """A copy: an evaluation is written into its run, and other tests want that as it was."""
+    return Path(shutil.copytree(halfway, tmp_path / "own"))
+
+
+def test_exact_evaluation_tells_about_the_beam(own_run, toy_files):
     how = SearchConfig(search="exact", width=1, max_length=6)
-    result = evaluate(halfway, str(toy_files[1]), how=how, name="exact", device="cpu")
-    report, transducer = result.exact, load(halfway, device="cpu")
+    result = evaluate(own_run, str(toy_files[1]), how=how, name="exact", device="cpu")
+    report, transducer = result.exact, load(own_run, device="cpu")
     words = [line.split("\t")[0] for line in toy_files[1].read_text().splitlines()]
     exact = [p.answers[0] for p in transducer.predict(words, how=how)]
     beam = [p.answers[0] for p in transducer.predict(words, how=dataclasses.replace(how, search="beam"))]
@@ -181,7 +189,7 @@ def test_exact_evaluation_tells_about_the_beam(halfway, toy_files):
     assert report.beam_optimal == pytest.approx(same)
     assert report.beam_optimal + report.beam_beaten == pytest.approx(1)
     assert report.empty == sum(a.text == "" for a in exact) / len(words)
-    assert evaluate(halfway, str(toy_files[1]), name="beam", device="cpu").exact is None
+    assert evaluate(own_run, str(toy_files[1]), name="beam", device="cpu").exact is None
 
 
 def test_an_ensemble_is_the_mean(halfway, learnt, toy_files, tmp_path):
@@ -223,8 +231,8 @@ def test_votes_are_counted():
     assert _count([Prediction("x", ())]) == ()
 
 
-def test_a_vote_over_a_file(halfway, learnt, toy_files):
-    jury = open_runs([halfway, learnt, learnt], vote=True, device="cpu")
+def test_a_vote_over_a_file(own_run, learnt, toy_files):
+    jury = open_runs([own_run, learnt, learnt], vote=True, device="cpu")
     best = [p.answers[0] for p in load(learnt, device="cpu").predict(WORDS)]
     found = [p.answers[0] for p in jury.predict(WORDS, k=2, batch_size=3)]
     assert [a.text for a in found] == [a.text for a in best]
@@ -232,7 +240,7 @@ def test_a_vote_over_a_file(halfway, learnt, toy_files):
     with pytest.raises(ConfigError, match="--tree draws one beam"):
         jury.draw_tree(Source("abc"), toy_files[0], how=SearchConfig(search="beam"))
     scores = evaluate(
-        halfway, str(toy_files[1]), ensemble=[learnt, learnt], vote=True, name="vote", device="cpu"
+        own_run, str(toy_files[1]), ensemble=[learnt, learnt], vote=True, name="vote", device="cpu"
     ).scores
     assert scores["accuracy"].value > 0.9
 
