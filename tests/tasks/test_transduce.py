@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,8 @@ def assert_same_tensors(one: Path, other: Path) -> None:
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
-def test_it_learns(learnt, toy_files):
-    scores = evaluate(learnt, str(toy_files[1]), device="cpu").scores
+def test_it_learns(learnt, toy_files, tmp_path):
+    scores = evaluate(shutil.copytree(learnt, tmp_path / "run"), str(toy_files[1]), device="cpu").scores
     assert scores["accuracy"].value > 0.9
     assert scores["cer"].value < 0.05
     best = next(load(learnt, device="cpu").predict(["fad"])).answers[0]
