@@ -6,18 +6,14 @@ The interpreter must be chosen before Triton is imported, which other tests may 
 from __future__ import annotations
 
 import gc
-import importlib.util
 import math
-import os
-import subprocess
-import sys
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from contracts.triton_kernels import DEVICE, here_only, needs_triton, outside, run_in_the_interpreter
 from thalweg.data import pad
 from thalweg.energies import Transformer, TransformerConfig
 from thalweg.errors import ShapeError, ThalwegError
@@ -26,29 +22,12 @@ from thalweg.inference.captured import FixedPlan, Request, captured_search
 from thalweg.kernels import dispatch
 from thalweg.layers import Padded
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-RUNS = INTERPRETED or DEVICE == "cuda"
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-here_only = pytest.mark.skipif(not RUNS, reason="runs in the interpreter's process")
+pytestmark = needs_triton
 
 
-@pytest.mark.skipif(RUNS, reason="this is the interpreter's process, or there is a GPU")
+@outside
 def test_in_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__]
-    ran = subprocess.run(
-        command,
-        cwd=Path(__file__).parents[2],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout
-    assert " passed" in ran.stdout, ran.stdout
+    run_in_the_interpreter(__file__)
 
 
 @pytest.fixture

@@ -5,52 +5,32 @@ The interpreter must be chosen before Triton is imported, which other tests may 
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from contracts.triton_kernels import DEVICE, RUNS, for_hopper, here_only, needs_triton, outside, run_in_the_interpreter
 from thalweg.kernels.potentials import Chain
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-RUNS = INTERPRETED or DEVICE == "cuda"
 INF = math.inf
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+pytestmark = needs_triton
 if RUNS:
     from thalweg.kernels.gpu import chain as gpu
     from thalweg.kernels.gpu import chain_launch
 
-here_only = pytest.mark.skipif(not RUNS, reason="runs in the interpreter's process")
 
-
-@pytest.mark.skipif(RUNS, reason="this is the interpreter's process, or there is a GPU")
+@outside
 def test_in_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__]
-    ran = subprocess.run(
-        command,
-        cwd=Path(__file__).parents[2],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout
-    assert " passed" in ran.stdout, ran.stdout
+    run_in_the_interpreter(__file__)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@for_hopper
 @pytest.mark.parametrize("kind", [0, 1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("C", [5, 60, 128, 300])

@@ -5,50 +5,39 @@ The interpreter must be chosen before Triton is imported, which other tests may 
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from contracts.triton_kernels import (
+    DEVICE,
+    INTERPRETED,
+    RUNS,
+    compile_instead,
+    for_hopper,
+    here_only,
+    needs_triton,
+    outside,
+    run_in_the_interpreter,
+)
 from oracles.beams import Book
 from oracles.search import random_table
 from thalweg.inference import TableModel, beam_search
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-RUNS = INTERPRETED or DEVICE == "cuda"
 INF, NAN = math.inf, math.nan
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+pytestmark = needs_triton
 if RUNS:
     from thalweg.kernels.gpu import decode_linear
     from thalweg.kernels.gpu import decoding as gpu
 
-here_only = pytest.mark.skipif(not RUNS, reason="runs in the interpreter's process")
 
-
-@pytest.mark.skipif(RUNS, reason="this is the interpreter's process, or there is a GPU")
+@outside
 def test_in_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__]
-    ran = subprocess.run(
-        command,
-        cwd=Path(__file__).parents[2],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout
-    assert " passed" in ran.stdout, ran.stdout
+    run_in_the_interpreter(__file__)
 
 
 # Every launch compiled for Hopper, without a GPU.
@@ -56,38 +45,12 @@ def test_in_the_interpreter() -> None:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Launches compile to machine code and compute nothing; the names of the kernels that were."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    from triton.runtime.jit import JITFunction
-
-    names = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32"}
-    done: set[str] = set()
-
-    def kind(value: object) -> str:
-        if isinstance(value, Tensor):
-            return names[value.dtype]
-        return "fp32" if isinstance(value, float) else "constexpr" if value == 1 else "i32"
-
-    def compile_only(kernel, *arguments, grid, warmup, num_warps: int = 4, num_stages: int = 3, **constants) -> None:
-        given = dict(zip(kernel.arg_names, arguments, strict=False))
-        signature = {name: kind(value) for name, value in given.items()}
-        # A launch makes a constant of every 1, which changes what the kernel is allowed to do with it.
-        constants |= {name: 1 for name, what in signature.items() if what == "constexpr"}
-        fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-        source = ASTSource(kernel, {**signature, **dict.fromkeys(constants, "constexpr")}, fixed)
-        options = {"num_warps": num_warps, "num_stages": num_stages}
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        assert made.metadata.shared < 227 * 1024, f"{kernel} wants {made.metadata.shared} bytes of shared memory"
-        done.add(kernel.__name__)
-
-    monkeypatch.setattr(JITFunction, "run", compile_only)
-    return done
+    """The names of the kernels that launches have compiled."""
+    return compile_instead(monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@for_hopper
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 5, 17, 500, 5000])
 def test_layers_compile_for_hopper(rows: int, dtype: torch.dtype, compiled: set[str]) -> None:
@@ -116,7 +79,7 @@ def test_layers_compile_for_hopper(rows: int, dtype: torch.dtype, compiled: set[
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@for_hopper
 @pytest.mark.parametrize(
     ("items", "width", "k", "V", "max_length", "eos"),
     [(1, 1, 1, 7, 1, 3), (3, 5, 2, 100, 20, 1), (2, 4, 4, 4096, 6, None), (2, 2, 1, 1, 4, 0)],

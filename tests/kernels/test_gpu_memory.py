@@ -5,29 +5,30 @@ The interpreter must be chosen before Triton is imported, which other tests may 
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from contracts.triton_kernels import (
+    DEVICE,
+    INTERPRETED,
+    RUNS,
+    compile_instead,
+    for_hopper,
+    here_only,
+    needs_triton,
+    outside,
+    run_in_the_interpreter,
+)
 from oracles import memory as oracle
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-RUNS = INTERPRETED or DEVICE == "cuda"
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+pytestmark = needs_triton
 if RUNS:
     from thalweg.kernels.gpu import memory as gpu
 
-here_only = pytest.mark.skipif(not RUNS, reason="runs in the interpreter's process")
 # Queries, patterns, features: one of each, and around what blocks hold.
 SIZES = [
     *((1, 1, 1), (2, 1, 3), (1, 2, 1), (2, 63, 15), (4, 64, 16), (17, 65, 17), (5, 127, 4), (3, 129, 33)),
@@ -35,21 +36,9 @@ SIZES = [
 ]
 
 
-@pytest.mark.skipif(RUNS, reason="this is the interpreter's process, or there is a GPU")
+@outside
 def test_in_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__]
-    ran = subprocess.run(
-        command,
-        cwd=Path(__file__).parents[2],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout
-    assert " passed" in ran.stdout, ran.stdout
+    run_in_the_interpreter(__file__)
 
 
 # Every launch compiled for Hopper, without a GPU.
@@ -57,38 +46,14 @@ def test_in_the_interpreter() -> None:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Launches compile to machine code and compute nothing; the names of the kernels that were."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    from triton.runtime.jit import JITFunction
+    """The names of the kernels that launches have compiled."""
+    from thalweg.kernels.gpu import memory
 
-    names = {torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8"}
-    done: set[str] = set()
-
-    def kind(value: object) -> str:
-        if isinstance(value, Tensor):
-            return names[value.dtype]
-        return "fp32" if isinstance(value, float) else "constexpr" if value == 1 else "i32"
-
-    def compile_only(kernel, *arguments, grid, warmup, num_warps: int = 4, num_stages: int = 3, **constants) -> None:
-        given = dict(zip(kernel.arg_names, arguments, strict=False))
-        signature = {name: kind(value) for name, value in given.items()}
-        # A launch makes a constant of every 1, which changes what the kernel is allowed to do with it.
-        constants |= {name: 1 for name, what in signature.items() if what == "constexpr"}
-        fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-        source = ASTSource(kernel, {**signature, **dict.fromkeys(constants, "constexpr")}, fixed)
-        options = {"num_warps": num_warps, "num_stages": num_stages}
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        assert made.metadata.shared < 227 * 1024, f"{kernel} wants {made.metadata.shared} bytes of shared memory"
-        done.add(kernel.__name__)
-
-    monkeypatch.setattr(JITFunction, "run", compile_only)
-    return done
+    return compile_instead(monkeypatch, memory)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@for_hopper
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("size", [(16, 100, 64), (1024, 4096, 128), (16, 10000, 64), (1, 3000, 1), (40, 2000, 512)])
 def test_retrievals_compile_for_hopper(
@@ -97,7 +62,6 @@ def test_retrievals_compile_for_hopper(
     from thalweg.kernels.gpu import memory
 
     monkeypatch.setattr(memory, "_processors", lambda _: 132)
-    monkeypatch.setattr(memory, "launch", lambda kernel, grid, *given, **options: kernel[grid](*given, **options))
     Q, N, D = size
     mask = torch.ones(N, dtype=torch.bool) if masked else None
     memory.settle(torch.zeros(Q, D), torch.zeros(N, D), 1.0, 2, 1e-4, mask, None)

@@ -5,46 +5,35 @@ The interpreter must be chosen before Triton is imported, which other tests may 
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from contracts.triton_kernels import (
+    DEVICE,
+    INTERPRETED,
+    RUNS,
+    compile_instead,
+    for_hopper,
+    here_only,
+    needs_triton,
+    outside,
+    run_in_the_interpreter,
+)
 from thalweg.kernels.reference import sparse_maps as reference
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-RUNS = INTERPRETED or DEVICE == "cuda"
 INF = math.inf
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+pytestmark = needs_triton
 if RUNS:
     from thalweg.kernels.gpu import sparse_maps as gpu
 
-here_only = pytest.mark.skipif(not RUNS, reason="runs in the interpreter's process")
 
-
-@pytest.mark.skipif(RUNS, reason="this is the interpreter's process, or there is a GPU")
+@outside
 def test_in_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__]
-    ran = subprocess.run(
-        command,
-        cwd=Path(__file__).parents[2],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout
-    assert " passed" in ran.stdout, ran.stdout
+    run_in_the_interpreter(__file__)
 
 
 @pytest.fixture(params=["rows in registers", "rows in pieces"])
@@ -134,38 +123,15 @@ def test_not_a_number() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@for_hopper
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(5, 3), (1, 1000), (1, 100_000)])
 def test_kernels_compile_for_hopper(
     shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    from triton.runtime.jit import JITFunction
-
     from thalweg.kernels.gpu import sparse_maps
 
-    names = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64"}
-    done: set[str] = set()
-
-    def kind(value: object) -> str:
-        if isinstance(value, Tensor):
-            return names[value.dtype]
-        return "fp32" if isinstance(value, float) else "constexpr" if value == 1 else "i32"
-
-    def compile_only(kernel, *arguments, grid, warmup, num_warps: int = 4, **constants) -> None:
-        given = dict(zip(kernel.arg_names, arguments, strict=False))
-        signature = {name: kind(value) for name, value in given.items()}
-        constants |= {name: 1 for name, what in signature.items() if what == "constexpr"}
-        fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-        source = ASTSource(kernel, {**signature, **dict.fromkeys(constants, "constexpr")}, fixed)
-        triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
-        done.add(kernel.__name__)
-
-    monkeypatch.setattr(JITFunction, "run", compile_only)
-    monkeypatch.setattr(sparse_maps, "launch", lambda kernel, grid, *given, **options: kernel[grid](*given, **options))
+    done = compile_instead(monkeypatch, sparse_maps)
     scores = torch.zeros(shape, dtype=dtype)
     for alpha in (2.0, 1.5, 1.3, torch.full((shape[0], 1), 1.3, dtype=dtype)):
         sparse_maps.entmax(scores, alpha)

@@ -1,0 +1,78 @@
+"""What every test of Triton kernels shares: for real on a GPU, else through the interpreter in a process of its own.
+
+The interpreter must be chosen before Triton is imported, which other tests may have done already.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+RUNS = INTERPRETED or DEVICE == "cuda"
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+here_only = pytest.mark.skipif(not RUNS, reason="runs in the interpreter's process")
+outside = pytest.mark.skipif(RUNS, reason="this is the interpreter's process, or there is a GPU")
+for_hopper = pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+
+
+def run_in_the_interpreter(file: str) -> None:
+    """Run a file of tests in a process in which Triton interprets; the tests in it must pass, and some must run."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", file],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert " passed" in ran.stdout, ran.stdout
+
+
+def compile_instead(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> set[str]:
+    """From now on launches compile for Hopper and compute nothing, without a GPU; the names of kernels that were.
+
+    ``modules`` are those that start kernels by ``launching.launch``, which would look for a device.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.runtime.jit import JITFunction
+
+    names = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16"}
+    names |= {torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8"}
+    done: set[str] = set()
+
+    def kind(value: object) -> str:
+        if isinstance(value, Tensor):
+            return names[value.dtype]
+        return "fp32" if isinstance(value, float) else "constexpr" if value == 1 else "i32"
+
+    def compile_only(kernel, *arguments, grid, warmup, num_warps: int = 4, num_stages: int = 3, **constants) -> None:
+        given = dict(zip(kernel.arg_names, arguments, strict=False))
+        signature = {name: kind(value) for name, value in given.items()}
+        # A launch makes a constant of every 1, which changes what the kernel is allowed to do with it.
+        constants |= {name: 1 for name, what in signature.items() if what == "constexpr"}
+        fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+        source = ASTSource(kernel, {**signature, **dict.fromkeys(constants, "constexpr")}, fixed)
+        options = {"num_warps": num_warps, "num_stages": num_stages}
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert made.metadata.shared < 227 * 1024, f"{kernel} wants {made.metadata.shared} bytes of shared memory"
+        done.add(kernel.__name__)
+
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    for module in modules:
+        monkeypatch.setattr(module, "launch", lambda kernel, grid, *given, **options: kernel[grid](*given, **options))
+    return done
