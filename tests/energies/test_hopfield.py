@@ -480,3 +480,21 @@ def test_describes_itself():
     shown = repr(HopfieldMemory(torch.eye(3), 2.0, "sparsemax"))
     assert "patterns=3, features=3, beta=2" in shown
     assert "sparsemax" in shown
+
+
+@pytest.mark.parametrize("size", [(3, 5, 4), (64, 100, 64), (40, 700, 16)])  # on both sides of `kernels.memory.SMALL`
+def test_the_short_way_of_plain_memories_is_the_update(size: tuple[int, int, int]) -> None:
+    """float32, softmax, identity and no gradient: torch's attention or a kernel, straight away."""
+    Q, N, D = size
+    generator = torch.Generator().manual_seed(0)
+    patterns, queries = torch.randn(N, D, generator=generator), torch.randn(Q, D, generator=generator)
+    memory = HopfieldMemory(patterns, beta=0.7)
+    exact = patterns.double()
+    expected = torch.softmax(0.7 * queries.double() @ exact.T, dim=1) @ exact
+    assert memory._is_attention(queries)
+    torch.testing.assert_close(memory.update(queries).double(), expected, atol=2e-5, rtol=0)
+    found = memory.retrieve(queries, max_steps=1, tol=0.0)
+    torch.testing.assert_close(found.state.double(), expected, atol=2e-5, rtol=0)
+    weights = torch.softmax(0.7 * found.state.double() @ exact.T, dim=1)
+    torch.testing.assert_close(found.weights.double(), weights, atol=1e-5, rtol=0)
+    assert not memory._is_attention(queries.requires_grad_())
