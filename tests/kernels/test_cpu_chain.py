@@ -173,6 +173,42 @@ def test_lanes_are_used_and_equal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [(16, 1, 1), (17, 3, 2), (45, 9, 9), (64, 40, 24)], ids=str)
+def test_both_passes_at_once_are_the_two_passes(size: tuple[int, int, int], dtype: torch.dtype) -> None:
+    chain = ops._plain(make(size, "shared", dtype))
+    ones = torch.ones(size[0], dtype=dtype)
+    for gold in (None, labels_of(chain)):
+        found = cpu.at_once(chain, gold)
+        assert found is not None
+        values, saved = cpu.forward(chain, gold)
+        assert saved is not None
+        assert torch.equal(found[0], values if gold is None else -values)
+        for one, two in zip(found[2], cpu.backward(chain, saved, ones, gold), strict=True):
+            assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("weights", ["alike", "different", "twice", "total"])
+def test_the_gradient_that_was_made_at_once_is_given_away_only_once(weights: str) -> None:
+    leaves = as_leaves(make((20, 7, 5), "shared"), torch.float64)
+    gold, inputs = labels_of(leaves), ops.inputs_of(leaves)
+    factor = (
+        torch.linspace(-2, 3, 20, dtype=torch.float64) if weights == "different" else torch.full((20,), 0.3).double()
+    )
+
+    def gradients(backend: str) -> tuple[torch.Tensor, ...]:
+        value = ops.log_likelihood(leaves, gold, backend=backend, total=weights == "total")
+        scalar = 0.3 * value if weights == "total" else (value * factor).sum()
+        first = torch.autograd.grad(scalar, inputs, retain_graph=True)
+        kept = [x.clone() for x in first]
+        second = torch.autograd.grad(2 * scalar, inputs)
+        assert all(torch.equal(one, two) for one, two in zip(first, kept, strict=True))
+        return *first, *second
+
+    for one, two in zip(gradients("cpu"), gradients("reference"), strict=True):
+        torch.testing.assert_close(one, two)
+
+
 @pytest.mark.parametrize("kind", [*KINDS, "sparse"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_decoding(size: tuple[int, int, int], kind: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thalweg.errors import ConfigError, ShapeError
+from thalweg.inference.chain_inputs import checked_lengths, potentials_of, whole_lengths
 from thalweg.inference.perturbation import PerturbedMode, gumbel
 from thalweg.inference.structure import Structure
 from thalweg.kernels import chain as ops
@@ -65,7 +65,7 @@ class LinearChain(Structure):
             )
         batch, steps, _ = emissions.shape
         super().__init__(torch.Size((batch,)), torch.Size((steps,)), validate_args=validate_args)
-        self.potentials = _chain(emissions, transitions, start, end, _lengths(lengths, emissions))
+        self.potentials = potentials_of(emissions, transitions, start, end, checked_lengths(lengths, emissions))
         self.backend, self.low_memory = backend, low_memory
         self._kept: dict[str, Any] = {}
         if backend != "auto":
@@ -95,15 +95,38 @@ class LinearChain(Structure):
             with torch.no_grad():
                 _ = self.log_partition
 
-    def _with_lengths(self, lengths: Tensor | None) -> LinearChain:
-        """The same scores with other lengths, known to fit: nothing is checked, nothing waits for a GPU."""
-        return self if lengths is None else self._like(self.potentials._replace(lengths=lengths))
+    @classmethod
+    def _of_layer(
+        cls,
+        emissions: Tensor,
+        transitions: Tensor,
+        start: Tensor,
+        end: Tensor,
+        lengths: Tensor | None,
+        *,
+        backend: str,
+        low_memory: bool,
+    ) -> LinearChain:
+        """Scores and lengths of shapes that fit. Where types fit as well nothing is left to check or to wait for."""
+        dtype = emissions.dtype
+        fits = emissions.numel() and backend == "auto" and dtype in (torch.float32, torch.float64)
+        if not fits or any(x.dtype != dtype or x.device != emissions.device for x in (transitions, start, end)):
+            chain = cls(emissions, transitions, start=start, end=end, backend=backend, low_memory=low_memory)
+            return chain if lengths is None else chain._like(chain.potentials._replace(lengths=lengths))
+        batch, steps, _ = emissions.shape
+        lengths = whole_lengths(batch, steps, emissions.device) if lengths is None else lengths
+        return cls._bare(Chain(emissions, transitions, start, end, lengths), backend, low_memory, True)
+
+    @classmethod
+    def _bare(cls, chain: Chain, backend: str, low_memory: bool, checked: bool) -> LinearChain:
+        other = object.__new__(cls)
+        shape = chain.emissions.shape
+        Structure.__init__(other, shape[:1], shape[1:2], validate_args=checked)
+        other.potentials, other.backend, other.low_memory, other._kept = chain, backend, low_memory, {}
+        return other
 
     def _like(self, chain: Chain) -> LinearChain:
-        other = object.__new__(type(self))
-        Structure.__init__(other, self.batch_shape, self.event_shape, validate_args=self.checked)
-        other.potentials, other.backend, other.low_memory, other._kept = chain, self.backend, self.low_memory, {}
-        return other
+        return self._bare(chain, self.backend, self.low_memory, self.checked)
 
     @property
     def log_partition(self) -> Tensor:
@@ -233,6 +256,17 @@ class LinearChain(Structure):
             self._labels(value)  # a kernel may give NaN for a label out of range; here it gets its name
             self._feasible(-values)
         return values
+
+    def _total_log_prob(self, value: Tensor) -> Tensor:
+        """The sum of :meth:`log_prob` over the batch, for labellings (B, T): what most losses are made of."""
+        kernels = chain_kernels(self.backend, self.potentials)
+        if getattr(kernels, "checks_labels", False) and self.checked:
+            labels = self._labels(value, look=False).contiguous()
+            settings: dict[str, Any] = {"backend": self.backend, "low_memory": self.low_memory, "kernels": kernels}
+            total = ops.log_likelihood(self.potentials, labels, total=True, **settings)
+            if math.isfinite(float(total.detach())):  # a sum is finite only if every term is
+                return total
+        return self.log_prob(value).sum()
 
     def cross_entropy(self, other: Structure) -> Tensor:
         """-E_p[log q(y)], (B,), infinite where p allows what q forbids; computed in float64, differentiable in both.
@@ -395,81 +429,3 @@ def _all_finite(values: Tensor) -> bool:
 
 def _double(chain: Chain) -> Chain:
     return ops.with_inputs(chain, [x.double() for x in ops.inputs_of(chain)])
-
-
-@lru_cache(maxsize=64)
-def _whole(batch: int, steps: int, device: torch.device) -> Tensor:
-    """Lengths of items without padding; made once, since on a GPU a small kernel costs as much as a large one."""
-    return torch.full((batch,), steps, dtype=torch.long, device=device)
-
-
-def _lengths(lengths: Tensor | Sequence[int] | None, emissions: Tensor) -> Tensor:
-    batch, steps, _ = emissions.shape
-    if lengths is None:
-        return _whole(batch, steps, emissions.device)
-    lengths = torch.as_tensor(lengths)
-    if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
-        raise ShapeError(
-            f"`lengths` must be integers (B,) with B = {batch} as in `emissions`, "
-            f"got {tuple(lengths.shape)} {lengths.dtype}"
-        )
-    if batch:
-        low, high = lengths.aminmax()
-        if int(low) < 1 or int(high) > steps:
-            bad = int(((lengths < 1) | (lengths > steps)).nonzero()[0])
-            raise ShapeError(
-                f"`lengths` must lie in 1..T with T = {steps}, got {int(lengths[bad])} at batch item {bad}"
-            )
-    if lengths.dtype != torch.long or lengths.device != emissions.device:
-        lengths = lengths.to(device=emissions.device, dtype=torch.long)
-    return lengths.contiguous()
-
-
-def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x.to(dtype)``, without the microseconds that this takes where there is nothing to do."""
-    return x if x.dtype == dtype else x.to(dtype)
-
-
-def _chain(
-    emissions: Tensor,
-    transitions: Tensor | SparseTransitions,
-    start: Tensor | None,
-    end: Tensor | None,
-    lengths: Tensor,
-) -> Chain:
-    """The potentials in one floating type and on one device, or a ShapeError."""
-    batch, steps, size = emissions.shape
-    dtype = emissions.dtype if emissions.dtype in (torch.float32, torch.float64) else torch.float32
-    moves: Tensor | SparseTransitions
-    if isinstance(transitions, SparseTransitions):
-        if transitions.size != size:
-            raise ShapeError(
-                f"sparse `transitions` must have size C = {size} as in `emissions`, got {transitions.size}"
-            )
-        moves = transitions._replace(scores=transitions.scores.to(dtype))
-        device = moves.scores.device
-    else:
-        shapes = {2: (size, size), 3: (batch, size, size), 4: (batch, steps - 1, size, size)}
-        if transitions.shape != shapes.get(transitions.dim()):
-            raise ShapeError(
-                f"`transitions` must be (C, C), (B, C, C) or (B, T-1, C, C) with B = {batch}, T = {steps}, C = {size} "
-                f"as in `emissions`, got {tuple(transitions.shape)}"
-            )
-        moves = _as(transitions, dtype)
-        device = moves.device
-    here = emissions.device
-    start, end = (_edge(name, x, size, dtype, here) for name, x in (("start", start), ("end", end)))
-    if device != here:
-        raise ShapeError(f"`transitions` must lie on {here} as `emissions` does, got {device}")
-    return Chain(_as(emissions, dtype), moves, start, end, lengths)
-
-
-def _edge(name: str, scores: Tensor | None, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The scores of first or last labels; zeros where none are given."""
-    if scores is None:
-        return torch.zeros(size, dtype=dtype, device=device)
-    if scores.shape != (size,):
-        raise ShapeError(f"`{name}` must be (C,) with C = {size} as in `emissions`, got {tuple(scores.shape)}")
-    if scores.device != device:
-        raise ShapeError(f"`{name}` must lie on {device} as `emissions` does, got {scores.device}")
-    return _as(scores, dtype)

@@ -6,7 +6,6 @@ The kernels give values and first derivatives; derivatives of those come from th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -90,45 +89,43 @@ def _aliases(inputs: Sequence[Tensor]) -> list[Tensor]:
     return [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in inputs]
 
 
-def _weights(values: Tensor, gold: Tensor | None) -> Tensor:
-    return _units(len(values), values.dtype, values.device, 1.0 if gold is None else -1.0)
-
-
-@lru_cache(maxsize=64)
-def _units(count: int, dtype: torch.dtype, device: torch.device, value: float) -> Tensor:
-    return torch.full((count,), value, dtype=dtype, device=device)
-
-
 class _Value(torch.autograd.Function):
-    """log Z, or score(gold) - log Z, by a kernel; (B,)."""
+    """log Z, or score(gold) - log Z, by a kernel; (B,), or the sum of all.
+
+    Where it is cheaper than to begin again later, the gradient for weights of 1 is made at once.
+    """
 
     @staticmethod
-    def forward(ctx: Any, given: tuple[ModuleType, Chain, Tensor | None, bool], *inputs: Tensor):
-        kernels, chain, gold, low_memory = given  # as one argument: torch looks at each by itself
+    def forward(ctx: Any, given: tuple[ModuleType, Chain, Tensor | None, bool, bool], *inputs: Tensor):
+        kernels, chain, gold, low_memory, total = given  # as one argument: torch looks at each by itself
         plain = _plain(chain)
         keep = any(ctx.needs_input_grad)
-        signed = {} if gold is None or not getattr(kernels, "signs", False) else {"sign": -1}
-        values, saved = kernels.forward(plain, gold, keep=keep, low_memory=low_memory, **signed)
+        found = kernels.at_once(plain, gold) if keep and not low_memory and hasattr(kernels, "at_once") else None
+        if found is None:
+            signed = {} if gold is None or not getattr(kernels, "signs", False) else {"sign": -1}
+            values, saved = kernels.forward(plain, gold, keep=keep, low_memory=low_memory, **signed)
+            found = values if gold is None or signed else values.neg_(), saved, None
         if keep:
             ctx.save_for_backward(*inputs)
-            ctx.rest = kernels, chain, plain, gold, saved
-            # Where starting work takes longer than doing it, the gradient is made at once, for a weight of 1.
-            eager = not low_memory and getattr(kernels, "is_small", None)
-            ctx.unit = kernels.backward(plain, saved, _weights(values, gold), gold) if eager and eager(plain) else None
-        return values if gold is None or signed else values.neg_()
+            ctx.rest = kernels, chain, plain, gold, found[1]
+            ctx.unit = found[2]
+        return found[0].sum() if total else found[0]
 
     @staticmethod
     def backward(ctx: Any, *weights: Tensor):
         kernels, chain, plain, gold, saved = ctx.rest
         inputs = ctx.saved_tensors  # torch complains here if one was changed in place since
         again = torch.is_grad_enabled()
-        if ctx.unit is not None and not again and not weights[0].stride(0):  # one weight for all items
-            return None, *torch._foreach_mul(ctx.unit, weights[0][0])  # pyright: ignore[reportPrivateImportUsage]
+        if ctx.unit is not None and not again:
+            gradients, ctx.unit = kernels.times(ctx.unit, weights[0], gold), None  # they may be given away only once
+            if gradients is not None:
+                return (None, *gradients)  # type: ignore[misc]
         # The kernels take the gradient of log Z - score(gold).
-        share = weights[0] if gold is None else -weights[0]
+        share = (weights[0] if gold is None else -weights[0]).expand(len(plain.emissions))
         if again:
             gradients = _Gradient.apply(kernels, chain, gold, saved, share, *inputs)
         else:
+            saved = kernels.forward(plain, gold, keep=True)[1] if saved is None else saved
             gradients = kernels.backward(plain, saved, share.contiguous(), gold)
         return (None, *gradients)  # type: ignore[misc]
 
@@ -201,9 +198,17 @@ def log_partition(chain: Chain, *, backend: str = "auto", low_memory: bool = Fal
 
 
 def log_likelihood(
-    chain: Chain, gold: Tensor, *, backend: str = "auto", low_memory: bool = False, kernels: ModuleType | None = None
+    chain: Chain,
+    gold: Tensor,
+    *,
+    backend: str = "auto",
+    low_memory: bool = False,
+    kernels: ModuleType | None = None,
+    total: bool = False,
 ) -> Tensor:
     """score(gold) - log Z of each item, with gold (B, T); (B,), in one pass and with the digits of float64.
+
+    ``total`` gives their sum alone, which takes fewer steps of autograd.
 
     +inf stands for an item without a feasible labelling; the compiled kernels check the labels: one out of range is a
     ShapeError on the CPU and gives NaN on the GPU. ``kernels`` are those of the backend, where they are known already.
@@ -212,18 +217,24 @@ def log_likelihood(
     >>> log_likelihood(chain, torch.zeros(1, 3, dtype=torch.long)).exp()
     tensor([0.1250])
     """
-    return _value(chain, gold, backend, low_memory, kernels)
+    return _value(chain, gold, backend, low_memory, kernels, total)
 
 
 def _value(
-    chain: Chain, gold: Tensor | None, backend: str, low_memory: bool, kernels: ModuleType | None = None
+    chain: Chain,
+    gold: Tensor | None,
+    backend: str,
+    low_memory: bool,
+    kernels: ModuleType | None = None,
+    total: bool = False,
 ) -> Tensor:
     kernels = kernels or chain_kernels(backend, chain)
     if kernels is None:
         method = {"scan": "scan", "reference": "loop"}.get(backend, "auto")
         value = _reference_value(chain, gold, method)
-        return value if gold is None else -value
-    return _Value.apply((kernels, chain, gold, low_memory), *inputs_of(chain))  # type: ignore[return-value]
+        value = value if gold is None else -value
+        return value.sum() if total else value
+    return _Value.apply((kernels, chain, gold, low_memory, total), *inputs_of(chain))  # type: ignore[return-value]
 
 
 def marginals(chain: Chain, *, backend: str = "auto") -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from thalweg.errors import ConfigError, DataError, ShapeError, nearest
 from thalweg.inference.chain import LinearChain
 from thalweg.inference.tag_schemes import TagConstraints
-from thalweg.kernels.dispatch import on_cpu
-from thalweg.kernels.masks import kept_lengths
+from thalweg.kernels.masks import keeps_all, kept_lengths
 
 __all__ = ["CRF", "KBest"]
 
@@ -152,14 +151,12 @@ class CRF(nn.Module):
                 f"got {tuple(tags.shape)}"
             )
         tags = kept.compact(self._batch_first(tags))
-        values = chain.log_prob(tags)
+        values = chain.log_prob(tags) if reduction == "none" else chain._total_log_prob(tags)
         if self.is_constrained and bool(torch.isneginf(values.detach()).any()):
-            self._explain(chain, kept, tags, values)
-        if reduction == "none":
+            self._explain(chain, kept, tags, chain.log_prob(tags))
+        if reduction in ("none", "sum"):
             return values
-        if reduction == "mean":
-            return values.mean()
-        return values.sum() if reduction == "sum" else values.sum() / chain.lengths.sum()
+        return values / (len(tags) if reduction == "mean" else chain.lengths.sum())
 
     def loss(self, emissions: Tensor, tags: Tensor, mask: Tensor | None = None) -> Tensor:
         """-log p(tags | emissions) of each item, ``(B,)``; arguments as in :meth:`forward`.
@@ -253,15 +250,9 @@ class CRF(nn.Module):
         if self.is_constrained:
             transitions = transitions + self.get_buffer("_transitions_constraints")
             start, end = start + self.get_buffer("_start_constraints"), end + self.get_buffer("_end_constraints")
-        chain = LinearChain(
-            kept.compact(self._batch_first(emissions)),
-            transitions,
-            start=start,
-            end=end,
-            backend=self.backend,
-            low_memory=self.low_memory,
-        )
-        return chain._with_lengths(kept.lengths), kept
+        emissions = kept.compact(self._batch_first(emissions))
+        settings: dict[str, Any] = {"backend": self.backend, "low_memory": self.low_memory}
+        return LinearChain._of_layer(emissions, transitions, start, end, kept.lengths, **settings), kept
 
     def _kept(self, emissions: Tensor, mask: Tensor | None) -> _Kept:
         if mask is None:
@@ -274,7 +265,7 @@ class CRF(nn.Module):
         if mask.dtype != torch.bool or mask.device != emissions.device:
             mask = mask.to(device=emissions.device, dtype=torch.bool)
         mask = self._batch_first(mask)
-        if on_cpu(mask) and bool(mask.all()):  # one look; elsewhere looking is dear, and all is asked for at once
+        if keeps_all(mask):
             return _Kept(None, None)
         counts = kept_lengths(mask)
         host = counts.tolist()  # the one wait for the device

@@ -17,8 +17,9 @@ from thalweg.kernels.cpu.simd import padded
 from thalweg.kernels.cpu.threads import parts, run
 from thalweg.kernels.potentials import Chain
 
-__all__ = ["backward", "edge_marginals", "expectation", "forward", "sample", "top_k", "viterbi"]
+__all__ = ["at_once", "backward", "edge_marginals", "expectation", "forward", "sample", "times", "top_k", "viterbi"]
 
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # in emissions, transitions, start and end
 _NO_GOLD = np.zeros((0, 0), np.int64)
 checks_labels = True  # forward raises for a gold label out of range
 
@@ -128,6 +129,44 @@ def forward(
     return _complete(a, saved.log_z, gold), saved if keep else None
 
 
+def at_once(chain: Chain, gold: Tensor | None) -> tuple[Tensor, None, Gradients] | None:
+    """log Z, or score(gold) - log Z; and the gradient of sum_b log Z - score(gold); None where it cannot be had so.
+
+    What lies between the passes then never leaves the cache. A forward pass alone would take half as long.
+
+    >>> import torch
+    >>> none = torch.zeros(2)
+    >>> chain = Chain(torch.zeros(16, 1, 2), torch.zeros(2, 2), none, none, torch.full((16,), 1))
+    >>> at_once(chain, None)[2][1:]
+    (tensor([[0., 0.],
+            [0., 0.]]), tensor([8., 8.]), tensor([8., 8.]))
+    """
+    found = chain_groups.both(chain, gold) if chain_groups.fits(chain) else None
+    if found is None:
+        return None
+    values, gradients, wrong = found
+    if gold is not None and wrong >= 0:
+        raise _wrong_label(gold.numpy(), wrong, chain.size)
+    return values, None, gradients
+
+
+def times(gradients: Gradients, weights: Tensor, gold: Tensor | None) -> Gradients | None:
+    """The gradient of :func:`at_once` for weights (B,) of its values or one for all, in place; None where they differ.
+
+    >>> import torch
+    >>> times((torch.ones(1),) * 4, torch.full((3,), -1.0), torch.zeros(3, 1))[0], times((), torch.arange(2.0), None)
+    (tensor([1.]), None)
+    """
+    one = not weights.dim()
+    factor = float(weights if one else weights[0])
+    if not one and weights.stride(0) and not bool((weights == factor).all()):
+        return None
+    factor = factor if gold is None else -factor
+    if factor != 1.0:  # the usual loss has 1
+        torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
+    return gradients
+
+
 def _complete(a: _Arrays, log_z: np.ndarray, gold: Tensor | None) -> Tensor:
     """The values of :func:`forward`: what is NaN in ``log_z`` by the log domain, less the score of the gold labels."""
     chosen = np.isnan(log_z)
@@ -151,9 +190,7 @@ def _wrong_label(labels: np.ndarray, place: int, size: int) -> ShapeError:
     )
 
 
-def backward(
-    chain: Chain, saved: Saved | Grouped, weights: Tensor, gold: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def backward(chain: Chain, saved: Saved | Grouped, weights: Tensor, gold: Tensor | None = None) -> Gradients:
     """The gradient of sum_b weights[b] value[b] in emissions, transitions, start and end.
 
     >>> import torch
@@ -212,9 +249,7 @@ def _posteriors(a: _Arrays, saved: Saved, weights: np.ndarray, d_emissions: np.n
         run(chain_log.gradient, a.ranges, *a[:5], chosen, weights, d_emissions, d_moves, rows, matrix)
 
 
-def _mended(
-    chain: Chain, saved: Grouped, weights: Tensor, gold: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _mended(chain: Chain, saved: Grouped, weights: Tensor, gold: Tensor | None) -> Gradients:
     """The gradient where the groups lost some items: those by the log domain, the others by groups."""
     a, lost = _arrays(chain), torch.isnan(saved.log_z)
     gradients = chain_groups.backward(chain, saved, weights.masked_fill(lost, 0.0), gold)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from thalweg.kernels.cpu.chain_scaled import SAFE_RANGE
 from thalweg.kernels.cpu.threads import Entry, enter, share
 from thalweg.kernels.potentials import Chain
 
-__all__ = ["Grouped", "backward", "fits", "forward"]
+__all__ = ["Grouped", "backward", "both", "fits", "forward"]
 
 _KINDS = {torch.float32: (np.float32, 4, int(SAFE_RANGE["f"])), torch.float64: (np.float64, 8, int(SAFE_RANGE["d"]))}
 _MOST_STEPS = 2**24  # float32 counts no further
@@ -65,14 +66,25 @@ def fits(chain: Chain) -> bool:
     return few and isinstance(moves, Tensor) and moves.dim() == 2
 
 
-def forward(chain: Chain, gold: Tensor | None) -> tuple[Tensor, Grouped] | None:
-    """log Z less the score of the gold labels, (B,), as far as it is not lost; None for scores of too large a range.
+class _Plan(NamedTuple):
+    """A table for the forward pass, or for both, and what belongs to it."""
 
-    >>> none = torch.zeros(2)
-    >>> chain = Chain(torch.zeros(16, 3, 2), torch.zeros(2, 2), none, none, torch.full((16,), 3))
-    >>> forward(chain, None)[0][:2].exp()
-    tensor([8., 8.])
-    """
+    table: Any
+    values: Tensor  # (B,)
+    doubles: Tensor  # log Z and scratch
+    kept: Tensor
+    threads: int
+
+    def found(self) -> tuple[int, int]:
+        """The first wrong label or -1, and how many items are lost."""
+        wrong, lost = -1, 0
+        for place in range(SLOTS + 2, len(self.table), 2):
+            wrong, lost = self.table[place] if wrong < 0 else wrong, lost + self.table[place + 1]
+        return wrong, lost
+
+
+def _plan(chain: Chain, gold: Tensor | None, both: bool) -> _Plan | None:
+    """The table of a call with everything prepared; None for scores of too large a range."""
     emissions, moves, start, end, lengths = chain
     assert isinstance(moves, Tensor)
     batch, steps, size = emissions.shape
@@ -80,7 +92,7 @@ def forward(chain: Chain, gold: Tensor | None) -> tuple[Tensor, Grouped] | None:
     _, item, limit = _KINDS[dtype]
     groups = -(-batch // WIDTH)
     threads, parts = share(batch * steps * size * size, groups)
-    room, block = room_for(size, steps), groups * steps * size * WIDTH
+    room, block = room_for(size, steps, both=both), 0 if both else groups * steps * size * WIDTH
     kept = torch.empty(2 * block + 2 * size * size + size + 8, dtype=dtype)
     doubles, values = torch.empty(batch + parts * room, dtype=torch.float64), torch.empty(batch, dtype=dtype)
     table = (ctypes.c_int64 * (SLOTS + 2 + 2 * parts))()
@@ -93,13 +105,55 @@ def forward(chain: Chain, gold: Tensor | None) -> tuple[Tensor, Grouped] | None:
         log_z, values.data_ptr(), log_z + 8 * batch, 8 * room, own + 8 * (SLOTS + 2), 0, 0, 0, 0, 0,
     )  # fmt: skip
     _compiled("prepare", dtype).call(table)
-    if table[chain_lanes.RANGE]:
+    return None if table[chain_lanes.RANGE] else _Plan(table, values, doubles, kept, threads)
+
+
+def forward(chain: Chain, gold: Tensor | None) -> tuple[Tensor, Grouped] | None:
+    """log Z less the score of the gold labels, (B,), as far as it is not lost; None for scores of too large a range.
+
+    >>> none = torch.zeros(2)
+    >>> chain = Chain(torch.zeros(16, 3, 2), torch.zeros(2, 2), none, none, torch.full((16,), 3))
+    >>> forward(chain, None)[0][:2].exp()
+    tensor([8., 8.])
+    """
+    plan = _plan(chain, gold, both=False)
+    if plan is None:
         return None
-    enter(_compiled("forward", dtype), table, threads)
-    wrong, lost = -1, 0
-    for place in range(SLOTS + 2, SLOTS + 2 + 2 * parts, 2):
-        wrong, lost = table[place] if wrong < 0 else wrong, lost + table[place + 1]
-    return values, Grouped(table, (kept, doubles), lost, wrong, threads)
+    enter(_compiled("forward", chain.emissions.dtype), plan.table, plan.threads)
+    wrong, lost = plan.found()
+    return plan.values, Grouped(plan.table, (plan.kept, plan.doubles), lost, wrong, plan.threads)
+
+
+@lru_cache(maxsize=16)
+def _ones(batch: int, dtype: torch.dtype) -> Tensor:
+    return torch.ones(batch, dtype=dtype)
+
+
+def _gradients(chain: Chain) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dtype, size = chain.emissions.dtype, chain.size
+    d_moves = torch.empty(size, size, dtype=dtype)
+    return torch.empty_like(chain.emissions), d_moves, torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)
+
+
+def both(chain: Chain, gold: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor], int] | None:
+    """log Z, or score(gold) - log Z; the gradient of the sum of log Z - score(gold); the first wrong label or -1.
+
+    A group of items goes forward and back before the next one begins, so that what lies between stays in the cache.
+    None for scores of too large a range, or where an item is lost.
+
+    >>> none = torch.zeros(2)
+    >>> chain = Chain(torch.zeros(16, 3, 2), torch.zeros(2, 2), none, none, torch.full((16,), 3))
+    >>> both(chain, None)[1][2]
+    tensor([8., 8.])
+    """
+    plan = _plan(chain, gold, both=True)
+    if plan is None:
+        return None
+    gradients, weights = _gradients(chain), _ones(len(chain.emissions), chain.emissions.dtype)
+    plan.table[chain_lanes.WEIGHT : SLOTS] = (weights.data_ptr(), *(x.data_ptr() for x in gradients))
+    enter(_compiled("both", chain.emissions.dtype), plan.table, plan.threads)
+    wrong, lost = plan.found()
+    return None if lost else (plan.values, gradients, wrong)
 
 
 def backward(
@@ -112,18 +166,12 @@ def backward(
     >>> backward(chain, forward(chain, None)[1], torch.ones(16), None)[2]
     tensor([8., 8.])
     """
-    dtype, size = chain.emissions.dtype, chain.size
     table = type(saved.table).from_buffer_copy(saved.table)  # another thread may be at the same time
-    parts, room = table[chain_lanes.PARTS], room_for(size, chain.steps)
-    scratch = torch.empty(parts * room, dtype=torch.float64)
-    d_emissions, d_moves = torch.empty_like(chain.emissions), torch.empty(size, size, dtype=dtype)
-    d_start, d_end = torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)
+    parts, room = table[chain_lanes.PARTS], room_for(chain.size, chain.steps)
+    scratch, gradients = torch.empty(parts * room, dtype=torch.float64), _gradients(chain)
     table[chain_lanes.NEXT] = 0
     table[chain_lanes.GOLD] = 0 if gold is None else gold.data_ptr()
     table[chain_lanes.ROOM] = scratch.data_ptr()
-    table[chain_lanes.WEIGHT : SLOTS] = (
-        weights.data_ptr(), d_emissions.data_ptr(), d_moves.data_ptr(), d_start.data_ptr(),
-        d_end.data_ptr(),
-    )  # fmt: skip
-    enter(_compiled("backward", dtype), table, saved.threads)
-    return d_emissions, d_moves, d_start, d_end
+    table[chain_lanes.WEIGHT : SLOTS] = (weights.data_ptr(), *(x.data_ptr() for x in gradients))
+    enter(_compiled("backward", chain.emissions.dtype), table, saved.threads)
+    return gradients

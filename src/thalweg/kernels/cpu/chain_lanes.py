@@ -48,15 +48,30 @@ SLOTS = 28
 _LEAST, _SHIFT = 2.0**-400, 400 * math.log(2)
 
 
-def room_for(size: int, steps: int) -> int:
-    """Numbers of eight bytes that a part needs as scratch, in either pass.
+def room_for(size: int, steps: int, *, both: bool = False) -> int:
+    """Numbers of eight bytes that a part needs as scratch, in either pass or where one follows the other.
 
-    >>> room_for(2, 1) % 8
-    0
+    >>> room_for(2, 1) % 8, room_for(2, 3, both=True) - room_for(2, 3) >= 2 * 3 * 2 * WIDTH
+    (0, True)
     """
     rows = 4 * (-(-size // LANES) * LANES) + 8
     sums = (2 * LANES + 1) * size * size + 2 * size + 2 * LANES
-    return -(-(rows * WIDTH + WIDTH + sums + steps * size) // 8) * 8
+    trail = 2 * steps * size * WIDTH + _ahead_room(size) if both else 0
+    return -(-(rows * WIDTH + WIDTH + sums + steps * size + trail) // 8) * 8
+
+
+def _ahead_room(size: Any) -> Any:
+    """Numbers of eight bytes that the forward pass of a group needs, as many in float32."""
+    return 5 * WIDTH + (size + LANES) * WIDTH
+
+
+class _Trail:
+    """What a group's forward pass leaves: (T, C, WIDTH) forward weights, and as many powers after them."""
+
+    def __init__(self, alpha: Number, t: _Table, powers: Number | None = None):
+        self.alpha = alpha
+        self.powers = alpha + t.steps * t.stride if powers is None else powers
+        self.after = self.powers + t.steps * t.stride
 
 
 class _Table:
@@ -77,6 +92,11 @@ class _Table:
         self.room, self.room_bytes, self.found = slots[ROOM], slots[ROOM_BYTES], slots[FOUND]
         self.weight, self.d_emissions, self.d_transitions, self.d_start, self.d_end = slots[WEIGHT:]
         self.stride = self.size * self.item * WIDTH  # bytes of a block
+
+    def trail(self, group: Number) -> _Trail:
+        """Where a group's trail is kept between the passes."""
+        offset = group * self.steps * self.stride
+        return _Trail(self.alpha + offset, self, self.powers + offset)
 
     @contextmanager
     def each_part(self) -> Iterator[Number]:
@@ -153,14 +173,14 @@ def _score_gold(e: Lanes, t: _Table, b: Number, length: Number, part: Number) ->
     return total.now + e.widen(e.get(t.end, before.now))
 
 
-def _finish(e: Lanes, t: _Table, g: Number, doubles: Number, part: Number) -> None:
-    """log Z of the items of a group from the sums and scales of its lanes."""
+def _finish(e: Lanes, t: _Table, g: Number, alpha: Number, doubles: Number, part: Number, negate: bool) -> None:
+    """log Z of the items of a group from the sums and scales of its lanes; ``negate`` turns values that have gold."""
     with t.each_item(g) as (b, lane):
         length = e.whole(t.lengths, b)
-        last = (g * t.steps + length - 1) * t.size * WIDTH + lane
+        last = (length - 1) * t.size * WIDTH + lane
         s, own = e.cell(e.double.real(0.0)), e.cell(e.double.real(0.0))
         with e.each(0, t.size) as c:
-            weight = e.widen(e.get(t.alpha, last + c * WIDTH))
+            weight = e.widen(e.get(alpha, last + c * WIDTH))
             s.now = s.now + weight * e.widen(e.get(t.last, c))
             own.now = own.now + weight  # their sum is in the scale already
         scale = e.double.get(doubles, lane + WIDTH)
@@ -170,7 +190,8 @@ def _finish(e: Lanes, t: _Table, g: Number, doubles: Number, part: Number) -> No
         e.put_whole(t.found, 2 * part + 1, e.whole(t.found, 2 * part + 1) + sound.choose(0, e.number(1)))
         e.double.put(t.log_z, b, value.now)
         with e.when(t.gold > 0):
-            value.now = value.now - _score_gold(e, t, b, length, part)
+            gold = _score_gold(e, t, b, length, part)
+            value.now = gold - value.now if negate else value.now - gold
         e.put(t.values, b, value.now)
 
 
@@ -217,37 +238,55 @@ def _step_forward(e: Lanes, t: _Table, k: Number, block: Number, now: Number, po
     e.double.store_row(b.fmul(e.double.load_row(doubles, e.size(1)), sums), doubles, e.size(1))
 
 
+def _go_forward(
+    e: Lanes,
+    t: _Table,
+    part: Number,
+    g: Number,
+    longest: Number,
+    room: Number,
+    trail: _Trail,
+    *,
+    negate: bool = False,
+) -> None:
+    """log Z of the items of a group, less the score of their gold labels, and the trail to go back."""
+    every = 16 if e.single else 2
+    places = room
+    rows = places + WIDTH * 8
+    doubles = rows + 2 * WIDTH * t.item
+    block = doubles + 2 * WIDTH * 8
+    top, most = e.double.get(t.tops, 0), e.double.get(t.tops, 1)
+    with e.each(0, WIDTH) as lane:
+        b = (g * WIDTH + lane).at_most(t.batch - 1)
+        length = e.whole(t.lengths, b)
+        e.put_whole(places, lane, t.emissions + b * t.steps * t.size * t.item)
+        e.put(rows, lane, e.real(1.0))
+        e.put(rows, lane + WIDTH, e.of_whole(length))
+        e.double.put(doubles, lane, e.widen(length - 1) * top + most)
+        e.double.put(doubles, lane + WIDTH, e.double.real(1.0))
+    with e.each(0, longest) as k:
+        e.to_lanes(places, k * t.size, t.size, block)
+        with e.when(k < 1), e.each(0, t.size) as c, e.each(0, WIDTH) as lane:
+            at = c * WIDTH + lane
+            e.put(block, at, e.get(block, at) + e.get(t.start, c))
+        _step_forward(e, t, k, block, trail.alpha + k * t.stride, trail.powers + k * t.stride, rows)
+        with e.when(((k + 1) % every).equals(0) | (k + 1).equals(longest)):
+            _rescale(e, doubles)
+    _finish(e, t, g, trail.alpha, doubles, part, negate)
+
+
+def _clear_found(e: Lanes, t: _Table, part: Number) -> None:
+    e.put_whole(t.found, 2 * part, e.number(-1))
+    e.put_whole(t.found, 2 * part + 1, e.number(0))
+
+
 def _forward(e: Lanes, table: Number) -> None:
     """log Z of all items, less the score of their gold labels, and what the backward pass needs."""
     t = _Table(e, table)
-    every = 16 if e.single else 2
     with t.each_part() as part:
-        places = t.room + part * t.room_bytes
-        rows = places + WIDTH * 8
-        doubles = rows + 2 * WIDTH * t.item
-        block = doubles + 2 * WIDTH * 8
-        e.put_whole(t.found, 2 * part, e.number(-1))
-        e.put_whole(t.found, 2 * part + 1, e.number(0))
-        top, most = e.double.get(t.tops, 0), e.double.get(t.tops, 1)
+        _clear_found(e, t, part)
         with t.each_group(part) as (g, longest):
-            with e.each(0, WIDTH) as lane:
-                b = (g * WIDTH + lane).at_most(t.batch - 1)
-                length = e.whole(t.lengths, b)
-                e.put_whole(places, lane, t.emissions + b * t.steps * t.size * t.item)
-                e.put(rows, lane, e.real(1.0))
-                e.put(rows, lane + WIDTH, e.of_whole(length))
-                e.double.put(doubles, lane, e.widen(length - 1) * top + most)
-                e.double.put(doubles, lane + WIDTH, e.double.real(1.0))
-            with e.each(0, longest) as k:
-                e.to_lanes(places, k * t.size, t.size, block)
-                with e.when(k < 1), e.each(0, t.size) as c, e.each(0, WIDTH) as lane:
-                    at = c * WIDTH + lane
-                    e.put(block, at, e.get(block, at) + e.get(t.start, c))
-                offset = (g * t.steps + k) * t.stride
-                _step_forward(e, t, k, block, t.alpha + offset, t.powers + offset, rows)
-                with e.when(((k + 1) % every).equals(0) | (k + 1).equals(longest)):
-                    _rescale(e, doubles)
-            _finish(e, t, g, doubles, part)
+            _go_forward(e, t, part, g, longest, t.room + part * t.room_bytes, t.trail(g))
 
 
 def _step_back(e: Lanes, t: _Table, k: Number, now: Number, powers: Number, rows: Number, block: Number) -> None:
@@ -327,37 +366,66 @@ def _write(e: Lanes, t: _Table, places: Number, k: Number, block: Number) -> Non
         e.put(e.whole(places, lane), k * t.size + c, e.get(block, c * WIDTH + lane))
 
 
+class _Sums:
+    """Scratch of a part that goes back: sums of moves by lane, gold moves, start and end, and a group's own."""
+
+    def __init__(self, e: Lanes, t: _Table, room: Number):
+        count = t.squares * (LANES + 1) + 2 * t.size
+        self.doubles = room
+        self.places = room + (count + LANES) * 8
+        self.sums = self.places + WIDTH * 8
+        self.rows = self.sums + t.squares * t.item * LANES
+        self.block = self.rows + 2 * WIDTH * t.item  # the first of four
+        self.spare = self.block + 4 * t.stride  # what lanes past the batch write
+        e.double.fill(room, count)
+        e.fill(self.sums, t.squares * LANES)
+
+
+def _go_back(e: Lanes, t: _Table, g: Number, longest: Number, own: _Sums, trail: _Trail) -> None:
+    """The gradient in a group's emissions, and what it adds to the sums of its part."""
+    places, rows, block = own.places, own.rows, own.block
+    with e.each(0, WIDTH) as lane:
+        item = g * WIDTH + lane
+        b, real = item.at_most(t.batch - 1), item < t.batch
+        e.put_whole(places, lane, real.choose(t.d_emissions + b * t.steps * t.size * t.item, own.spare))
+        e.put(rows, lane, e.of_whole(e.whole(t.lengths, b)))
+        e.put(rows, lane + WIDTH, real.choose(e.get(t.weight, b), e.real(0.0)))
+    e.fill(block + t.stride, t.size * WIDTH)
+    with e.each(0, longest) as done:
+        k = longest - 1 - done
+        now = trail.alpha + k * t.stride
+        _step_back(e, t, k, now, trail.powers + k * t.stride, rows, block)
+        e.add_outer(now, block + 2 * t.stride, t.size, own.sums)
+        _write(e, t, places, k, block)
+    with t.each_item(g) as (b, _), e.each((b * t.steps + longest) * t.size, (b + 1) * t.steps * t.size) as k:
+        e.put(t.d_emissions, k, e.real(0.0))
+    e.add_to_double(own.sums, t.squares * LANES, own.doubles)
+    gold = own.doubles + t.squares * (LANES * 8)
+    _take_gold(e, t, g, gold, gold + t.squares * 8)
+
+
 def _backward(e: Lanes, table: Number) -> None:
     """The gradient of the weighted sum of values in emissions, transitions, start and end."""
     t = _Table(e, table)
-    totals = t.squares * (LANES + 1) + 2 * t.size
     with t.each_part() as part:
-        doubles = t.room + part * t.room_bytes  # sums of moves by lane, gold moves, start and end
-        places = doubles + (totals + LANES) * 8
-        sums = places + WIDTH * 8
-        rows = sums + t.squares * t.item * LANES
-        block = rows + 2 * WIDTH * t.item  # the first of four
-        spare = block + 4 * t.stride  # what lanes past the batch write
-        e.double.fill(doubles, totals)
-        e.fill(sums, t.squares * LANES)
+        own = _Sums(e, t, t.room + part * t.room_bytes)
         with t.each_group(part) as (g, longest):
-            with e.each(0, WIDTH) as lane:
-                own = g * WIDTH + lane
-                b, real = own.at_most(t.batch - 1), own < t.batch
-                e.put_whole(places, lane, real.choose(t.d_emissions + b * t.steps * t.size * t.item, spare))
-                e.put(rows, lane, e.of_whole(e.whole(t.lengths, b)))
-                e.put(rows, lane + WIDTH, real.choose(e.get(t.weight, b), e.real(0.0)))
-            e.fill(block + t.stride, t.size * WIDTH)
-            with e.each(0, longest) as done:
-                k = longest - 1 - done
-                now = t.alpha + (g * t.steps + k) * t.stride
-                _step_back(e, t, k, now, t.powers + (g * t.steps + k) * t.stride, rows, block)
-                e.add_outer(now, block + 2 * t.stride, t.size, sums)
-                _write(e, t, places, k, block)
-            with t.each_item(g) as (b, _), e.each((b * t.steps + longest) * t.size, (b + 1) * t.steps * t.size) as k:
-                e.put(t.d_emissions, k, e.real(0.0))
-            e.add_to_double(sums, t.squares * LANES, doubles)
-            _take_gold(e, t, g, doubles + t.squares * (LANES * 8), doubles + t.squares * ((LANES + 1) * 8))
+            _go_back(e, t, g, longest, own, t.trail(g))
+        with e.when(e.take(table + 8 * DONE).equals(t.parts - 1)):
+            _settle(e, t)
+
+
+def _both(e: Lanes, table: Number) -> None:
+    """Forward and back, group by group: the trail of a group, in the scratch of its part, is all that is kept."""
+    t = _Table(e, table)
+    with t.each_part() as part:
+        _clear_found(e, t, part)
+        room = t.room + part * t.room_bytes
+        own = _Sums(e, t, room)
+        trail = _Trail(own.spare + t.steps * t.size * t.item, t)
+        with t.each_group(part) as (g, longest):
+            _go_forward(e, t, part, g, longest, trail.after, trail, negate=True)
+            _go_back(e, t, g, longest, own, trail)
         with e.when(e.take(table + 8 * DONE).equals(t.parts - 1)):
             _settle(e, t)
 
@@ -375,12 +443,12 @@ def _emitted(emit: Callable[[Lanes, Number], None]) -> Any:
     return intrinsic(body)
 
 
-prepare, forward, backward = _emitted(_prepare), _emitted(_forward), _emitted(_backward)
+prepare, forward, backward, both = (_emitted(emit) for emit in (_prepare, _forward, _backward, _both))
 
 
 @cache
 def entry(name: str, kind: type) -> Any:
-    """The C function prepare, forward or backward for ``np.float32`` or ``np.float64``, compiled or from the disk.
+    """The C function prepare, forward, backward or both for ``np.float32`` or ``np.float64``, compiled or from disk.
 
     >>> import numpy as np
     >>> entry("prepare", np.float32).address > 0
@@ -396,6 +464,9 @@ def entry(name: str, kind: type) -> Any:
     def backward_of(table):
         backward(kind(1), table)
 
-    chosen = {"prepare": prepare_of, "forward": forward_of, "backward": backward_of}[name]
+    def both_of(table):
+        both(kind(1), table)
+
+    chosen = {"prepare": prepare_of, "forward": forward_of, "backward": backward_of, "both": both_of}[name]
     options: dict[str, Any] = {"nopython": True, "cache": True, "error_model": "numpy", "_nrt": False}
     return cfunc(types.void(types.int64), **options)(chosen)

@@ -7,6 +7,9 @@ same, bit for bit, every time.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -32,16 +35,40 @@ signs = True  # forward takes the sign of its values
 
 SMALL = 1 << 18  # numbers of a batch whose gradient takes less time to compute than to ask for
 
-__all__ = ["backward", "edge_marginals", "expectation", "forward", "is_small", "sample", "top_k", "viterbi"]
+__all__ = ["at_once", "backward", "edge_marginals", "expectation", "forward", "sample", "times", "top_k", "viterbi"]
 
 
-def is_small(chain: Chain) -> bool:
-    """Whether the gradient is better computed with the value, before anyone asks for it.
+def at_once(chain: Chain, gold: Tensor | None) -> tuple[Tensor, Any, tuple[Tensor, ...]] | None:
+    """log Z, or score(gold) - log Z; what :func:`backward` needs; and the gradient of the sum of these values.
 
-    >>> is_small(Chain(torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([3])))
+    None where the batch is so large that computing the gradient takes longer than asking for it.
+
+    >>> chain = Chain(torch.zeros(64, 512, 64), torch.zeros(64, 64), *[torch.zeros(64)] * 2, torch.full((64,), 512))
+    >>> at_once(chain, None) is None
     True
     """
-    return chain.emissions.numel() <= SMALL
+    if chain.emissions.numel() > SMALL:
+        return None
+    sign = 1 if gold is None else -1
+    values, saved = forward(chain, gold, sign=sign)
+    return values, saved, backward(chain, saved, _units(len(values), values.dtype, values.device, float(sign)), gold)
+
+
+@lru_cache(maxsize=64)
+def _units(count: int, dtype: torch.dtype, device: torch.device, value: float) -> Tensor:
+    return torch.full((count,), value, dtype=dtype, device=device)
+
+
+def times(gradients: tuple[Tensor, ...], weights: Tensor, gold: Tensor | None) -> tuple[Tensor, ...] | None:
+    """The gradient of :func:`at_once` for weights (B,) of its values or one for all, in place; None if they may differ.
+
+    >>> times((torch.ones(1),), torch.tensor(3.0).expand(2), None)
+    (tensor([3.]),)
+    """
+    if weights.dim() and weights.stride(0):
+        return None  # whether they are alike, only a wait for the device would tell
+    torch._foreach_mul_(gradients, weights[0] if weights.dim() else weights)  # pyright: ignore[reportPrivateImportUsage]
+    return gradients
 
 
 def forward(
