@@ -109,6 +109,15 @@ def test_feature_tags_and_a_width_that_is_no_power_of_two() -> None:
     check_steps(build(2, features=(5,), width=12, heads=3, feedforward=20, positions="learned", max_positions=5))
 
 
+@here_only
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(
+    "settings", [{"norm": "batch"}, {"norm": "instance"}, {"norm": "rms", "decoder_norm": "layer"}]
+)
+def test_other_norms_in_the_encoder(settings: dict[str, str]) -> None:
+    check_steps(build(3, **settings))
+
+
 # What follows launches nothing.
 
 
@@ -157,7 +166,8 @@ def test_models_that_are_served() -> None:
     model = build()
     assert FixedTransformer.serves(model)
     assert plan(model, source()) is not None
-    for other in (build().double(), build().half(), build().train(), build(kind="causal"), build(pointer=True)):
+    unserved = [build(kind="causal"), build(pointer=True), *(build(norm=norm) for norm in ("rms", "weight", "none"))]
+    for other in (build().double(), build().half(), build().train(), *unserved):
         assert not FixedTransformer.serves(other)
         assert other.fixed(source()) is None
     model.ruled = True  # type: ignore[assignment]

@@ -11,8 +11,71 @@ def layer_norm(x, w, name):
     return (x - mean) / np.sqrt(variance + 1e-5) * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
+def normed(x, w, name, kind, *, broken=False):
+    """A norm of the decoders and encoders of one unpadded sequence ``(T, D)``; ``broken``: a twin, with T - 1."""
+    if kind == "layer":
+        return layer_norm(x, w, name)
+    if kind in ("none", "weight"):
+        return x
+    name = f"{name}.layer"
+    if kind == "rms":
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w[f"{name}.weight"]
+    if kind == "batch":
+        mean, variance = w[f"{name}.running_mean"], w[f"{name}.running_var"]
+    else:
+        mean = x.mean(0)
+        variance = ((x - mean) ** 2).sum(0) / max(1, len(x) - (1 if broken else 0))
+    return (x - mean) / np.sqrt(variance + 1e-5) * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+
+def normed_together(rows, w, name, count=None):
+    """Batch norm while training: a list of ``(T, D)``, all of whose positions share their statistics."""
+    every = np.concatenate(rows)
+    mean = every.mean(0)
+    variance = ((every - mean) ** 2).sum(0) / (count or len(every))
+    name = f"{name}.layer"
+    return [(x - mean) / np.sqrt(variance + 1e-5) * w[f"{name}.weight"] + w[f"{name}.bias"] for x in rows]
+
+
+def batch_normed_stack(w, layers, heads, kind, rows, *, pre, count=None):
+    """An encoder of batch-normed layers on a list of ``(T, D)`` while training; ``count``: of a broken twin."""
+
+    def attention(x, name):
+        q, k, v = np.split(linear(x, w, f"{name}.project"), 3, axis=1)
+        return linear(attend(q, k, v, heads)[0], w, f"{name}.out")
+
+    def block(rows, norm, function):
+        inner = normed_together(rows, w, norm, count) if pre else rows
+        rows = [x + function(y) for x, y in zip(rows, inner, strict=True)]
+        return rows if pre else normed_together(rows, w, norm, count)
+
+    for n in range(layers):
+        at = f"layers.{n}"
+        rows = block(rows, f"{at}.attention_norm", lambda x, at=at: attention(x, f"{at}.attention"))
+        rows = block(rows, f"{at}.feedforward_norm", lambda x, at=at: feedforward(w, f"{at}.feedforward", kind, x))
+    return normed_together(rows, w, "norm", count) if pre else rows
+
+
+def norm_kind(c, side):
+    """The kind of norm of a side; configs of old have none."""
+    kind = c.get("encoder_norm", "layer")
+    if side == "encoder":
+        return kind
+    other = c.get("decoder_norm", "auto")
+    if other != "auto":
+        return other
+    return "layer" if kind in ("batch", "instance") else kind
+
+
+def matrix(w, name):
+    if f"{name}.weight" in w:
+        return w[f"{name}.weight"]
+    lengths, rows = (w[f"{name}.parametrizations.weight.original{n}"] for n in (0, 1))
+    return lengths * rows / np.sqrt((rows * rows).sum(1, keepdims=True))
+
+
 def linear(x, w, name):
-    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
+    return x @ matrix(w, name).T + w.get(f"{name}.bias", 0.0)
 
 
 def softmax(x):
@@ -71,9 +134,10 @@ def layer(w, name, c, x, *, memory=None, causal=False, turned=None):
     """One layer: its output, the last attention's output and weights."""
 
     def block(x, norm, function):
+        kind, broken = norm_kind(c, name.split(".")[0]), c.get("broken", False)
         if c["norm"] == "pre":
-            return x + function(layer_norm(x, w, norm))
-        return layer_norm(x + function(x), w, norm)
+            return x + function(normed(x, w, norm, kind, broken=broken))
+        return normed(x + function(x), w, norm, kind, broken=broken)
 
     seen = {}
 
@@ -100,7 +164,9 @@ def stack(w, side, c, x, **options):
     context = weights = None
     for n in range(c[f"{side}_layers"]):
         x, context, weights = layer(w, f"{side}.layers.{n}", c, x, **options)
-    return (layer_norm(x, w, f"{side}.norm") if c["norm"] == "pre" else x), context, weights
+    if c["norm"] == "pre":
+        x = normed(x, w, f"{side}.norm", norm_kind(c, side), broken=c.get("broken", False))
+    return x, context, weights
 
 
 def embed(w, side, c, tokens, positions, features=()):

@@ -60,7 +60,8 @@ def test_settings_name_the_family_and_come_back(model):
         ({"hidden": 2, "heads": 2}, "settings of two families: `hidden` (recurrent), `heads` (transformer)"),
         ({"heads": 3}, "model.width must be a multiple of model.heads = 3, got 256"),
         ({"heads": True}, "`model.heads`: expected a number, got true"),
-        ({"family": "transformer", "norm": "mid"}, "`model.norm`: input should be 'pre' or 'post', got 'mid'"),
+        ({"family": "transformer", "norm": "mid"}, "`model.norm`: input should be 'pre', 'post', 'none', 'batch', "),
+        ({"family": "transformer", "norm": "rms", "encoder_norm": "batch"}, "name two kinds of norm; keep one"),
     ],
 )
 def test_mistakes_are_answered_for_the_family(raw, said):

@@ -266,13 +266,21 @@ class Seq2Seq(nn.Module):
             states = self.combine(states)
         return self.output(self.dropout(states)) + self.never, weights
 
-    def forward(self, source: Padded, target: Padded, *, teacher_forcing: float = 1.0) -> Tensor:
+    def forward(
+        self, source: Padded, target: Padded, *, teacher_forcing: float = 1.0, items: Tensor | None = None
+    ) -> Tensor:
         """Logits ``(B, T, V)`` of each target position.
+
+        With ``items (N,)`` there are N targets, of which target n belongs to source ``items[n]``: a source with
+        several targets is read once, with one draw of dropout, and the result is ``(N, T, V)``.
 
         Each position is fed the true previous symbol with probability ``teacher_forcing``, otherwise the model's own
         best guess. At 1 the target is one recurrent call; below, T steps. Coins come from torch's global generator.
         """
         memory, state = self.encode(source)
+        if items is not None:
+            memory = None if memory is None else memory.rows(items)
+            state = tuple(part[:, items] for part in state)
         if teacher_forcing >= 1:
             return self._forced(target, memory, state)[0]
         B, T = target.tokens.shape

@@ -24,6 +24,9 @@ from thalweg.layers.transformer import TransformerStack
 
 __all__ = ["Transformer", "TransformerConfig"]
 
+# Decoder outputs and inputs, and the last attention's outputs, queries, keys and mask.
+_Decoded = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
+
 
 class Encoded(NamedTuple):
     """Sources, ready to be read: what each decoder layer attends to, and what copying and positions need.
@@ -39,6 +42,13 @@ class Encoded(NamedTuple):
     mask: Tensor | None
     starts: Tensor | None
     copies: Tensor | None
+
+    def rows(self, items: Tensor | None) -> Encoded:
+        """Those of the given sources ``(N,)``, repeated or dropped as asked; None leaves them as they are."""
+        if items is None:
+            return self
+        mask, starts, copies = (None if part is None else part[items] for part in self[1:])
+        return Encoded(tuple(part[items] for part in self.memories), mask, starts, copies)
 
 
 class Transformer(nn.Module):
@@ -103,8 +113,11 @@ class Transformer(nn.Module):
             "attention_map": config.attention_map,
         }
         size = (config.width, config.heads, config.feedforward)
-        self.encoder = None if self.causal else TransformerStack(config.encoder_layers, *size, **shape)
-        self.decoder = TransformerStack(config.decoder_layers, *size, cross=not self.causal, **shape)
+        self.encoder = None
+        if not self.causal:
+            self.encoder = TransformerStack(config.encoder_layers, *size, norm_kind=config.encoder_norm, **shape)
+        kind = config.norm_of_decoder
+        self.decoder = TransformerStack(config.decoder_layers, *size, cross=not self.causal, norm_kind=kind, **shape)
         self.output = nn.Linear(config.width, target_size, bias=config.output_bias)
         if config.output_bias:
             nn.init.zeros_(self.output.bias)
@@ -261,15 +274,20 @@ class Transformer(nn.Module):
         if self.encoder is None:
             memories = self.decoder(x, causal=True, rotary=rotary).memories
             return Encoded(memories, seen, self._starts(source), copies)
-        x = self.encoder(x, mask=seen, rotary=rotary).output
+        x = self.encoder(x, mask=seen, rotary=rotary, real=None if seen is None else mask).output
         return Encoded(self.memorise(x), seen, None, copies)
 
     def memorise(self, encoded: Tensor) -> tuple[Tensor, ...]:
         """Keys and values ``(B, S, 2, D)`` of an encoder's output ``(B, S, D)`` for every decoder layer."""
         return tuple(layer.cross.memorise(encoded) for layer in self.decoder.each if layer.cross is not None)
 
-    def forward(self, source: Padded, target: Padded, *, teacher_forcing: float = 1.0) -> Tensor:
+    def forward(
+        self, source: Padded, target: Padded, *, teacher_forcing: float = 1.0, items: Tensor | None = None
+    ) -> Tensor:
         """Logits ``(B, T, V)`` of each target position; log-probabilities where the model has a pointer.
+
+        With ``items (N,)`` there are N targets, of which target n belongs to source ``items[n]``: a source with
+        several targets is read once, with one draw of dropout, and the result is ``(N, T, V)``.
 
         Below 1, ``teacher_forcing`` is the probability that a position is fed the true previous symbol; else it is
         fed the model's best guess there. Guesses come from a first pass over the true target without gradients
@@ -280,36 +298,49 @@ class Transformer(nn.Module):
         fed = torch.cat((first, target.tokens[:, :-1]), dim=1)
         if teacher_forcing < 1:
             with torch.no_grad():
-                guesses = self._forced(source, fed).argmax(dim=2)[:, :-1]
+                guesses = self._forced(source, fed, items=items).argmax(dim=2)[:, :-1]
             coins = torch.rand(guesses.shape, device=fed.device) < teacher_forcing
             fed = torch.cat((first, torch.where(coins, fed[:, 1:], guesses)), dim=1)
-        return self._forced(source, fed)
+        return self._forced(source, fed, items=items)
 
-    def _forced(self, source: Padded, fed: Tensor, *, weigh: bool = False) -> Tensor:
+    def _forced(self, source: Padded, fed: Tensor, *, weigh: bool = False, items: Tensor | None = None) -> Tensor:
         """Logits of the symbols after each of ``fed (B, T)``; with ``weigh`` the attention weights in their place."""
-        decode = self._decode_after if self.encoder is None else self._decode_beside
-        states, inputs, contexts, queries, keys, mask = decode(source, fed)
+        if self.encoder is not None:
+            decoded = self._decode_beside(source, fed, items)
+        else:
+            decoded = self._decode_after(source, fed) if items is None else self._decode_onwards(source, fed, items)
+        states, inputs, contexts, queries, keys, mask = decoded
         if self.pointer is None and not weigh:
             return self.logits(states)
         weights = mean_weights(queries, keys, self.config.heads, mask, self.attention_map)
         if weigh:
             return weights
         copies = self._copied(source.tokens, source.mask)
-        return self.mixture(states, contexts, inputs, weights, copies)
+        assert copies is not None
+        return self.mixture(states, contexts, inputs, weights, copies if items is None else copies[items])
 
-    def _decode_beside(
-        self, source: Padded, fed: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        encoded, T = self.encode(source), fed.size(1)
+    def _decode_beside(self, source: Padded, fed: Tensor, items: Tensor | None) -> _Decoded:
+        encoded, T = self.encode(source).rows(items), fed.size(1)
         positions = torch.arange(T, device=fed.device).unsqueeze(0)
         x = self.embed(fed, positions, T, source=False)
         rotary = self.rotary_turns(T, positions)
         out = self.decoder(x, memories=encoded.memories, memory_mask=encoded.mask, causal=True, rotary=rotary)
         return out.output, x, out.read.output, out.read.queries, out.read.memory[:, :, 0], encoded.mask
 
-    def _decode_after(
-        self, source: Padded, fed: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    def _decode_onwards(self, source: Padded, fed: Tensor, items: Tensor) -> _Decoded:
+        """Several targets after one source, which the decoder reads once: its keys and values are their past."""
+        encoded, (N, T), S = self.encode(source).rows(items), fed.shape, source.tokens.size(1)
+        assert encoded.starts is not None
+        positions = encoded.starts.unsqueeze(1) + torch.arange(T, device=fed.device)
+        reach = S + T + self.counted_from
+        x = self.embed(fed, positions, reach, source=False)
+        seen = source.mask[items][:, None, None, :]
+        said = torch.ones(T, T, dtype=torch.bool, device=fed.device).tril()
+        mask = torch.cat((seen.expand(N, 1, T, S), said.expand(N, 1, T, T)), dim=3)
+        out = self.decoder(x, mask=mask, rotary=self.rotary_turns(reach, positions), pasts=encoded.memories)
+        return out.output, x, out.own.output, out.own.queries, out.own.memory[:, :S, 0], seen
+
+    def _decode_after(self, source: Padded, fed: Tensor) -> _Decoded:
         """One row of symbols: source and target moved together, so that padding stands at the end alone."""
         (tokens, lengths, mask), (B, T) = source, fed.shape
         S, device = tokens.size(1), fed.device

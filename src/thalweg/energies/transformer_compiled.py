@@ -67,7 +67,10 @@ class CompiledTransformer:
     def kind_of(model: Transformer) -> torch.dtype | None:
         """The type of all linear weights, if it is one that is served; None for a model that is not served."""
         plain = not (model.causal or model.pointer or model.training or getattr(model, "ruled", False))
-        if not plain or not model.config.has_softmax or model.target_embedding.weight.dtype != torch.float32:
+        config = model.config
+        if not plain or not config.has_softmax or model.target_embedding.weight.dtype != torch.float32:
+            return None
+        if (config.encoder_norm, config.norm_of_decoder) != ("layer", "layer"):
             return None
         kinds = set()
         for part in model.modules():
@@ -110,7 +113,8 @@ class CompiledTransformer:
             *(0 if scale is None else scale, 0 if bias is None else bias.detach(), int(relu)),
         )
 
-    def _norm(self, norm: nn.LayerNorm, x: Tensor, residual: Tensor, out: Tensor, total: Tensor) -> tuple:
+    def _norm(self, norm: nn.Module, x: Tensor, residual: Tensor, out: Tensor, total: Tensor) -> tuple:
+        assert isinstance(norm, nn.LayerNorm)
         bias = 0 if norm.bias is None else norm.bias.detach()
         return (self.ops.NORM, out, total, x, residual, norm.weight.detach(), bias, float(norm.eps), self.D)
 

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from thalweg.kernels.decoding import add_norm, attend_past, attend_source, linear
 from thalweg.layers.multihead import head_weights, mean_weights
+from thalweg.layers.norms import Normalisation
 from thalweg.layers.padded import Padded
 from thalweg.layers.positions import rotate
 from thalweg.layers.separations import Separation
@@ -33,7 +35,17 @@ _FIRST_SLOTS = 16
 _FUNCTIONS = {"gelu": nn.functional.gelu, "silu": nn.functional.silu}
 
 _Map = Callable[[Tensor], Tensor]
-_Norm = tuple[Tensor, Tensor | None, float]
+
+
+class _LayerNorm(NamedTuple):
+    """The weights of a LayerNorm, which is computed together with the sum before it."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+
+_Norm = _LayerNorm | _Map  # any other is called
 
 
 class _Block(NamedTuple):
@@ -216,9 +228,11 @@ def _fast_step(
     turns, pre = _turns(model, state), config.norm == "pre"
     now = _Step(state, buffer.cache, lineage, turns, config.heads, scale, pre, activation, plan.map)
     inputs = residual = h = _embedded(model, tokens, state, plan)
-    if plan.first_norm is not None:
+    if isinstance(plan.first_norm, _LayerNorm):
         weight, bias, eps = plan.first_norm
         h = nn.functional.layer_norm(h, weight.shape, weight, bias, eps)
+    elif plan.first_norm is not None:
+        h = plan.first_norm(h)
     context = queries = h
     for n, block in enumerate(plan.blocks):
         context, queries, h, residual = _own(now, n, block, h, residual)
@@ -277,7 +291,11 @@ def _feed(now: _Step, block: _Block, h: Tensor, residual: Tensor) -> tuple[Tenso
 
 
 def _added(now: _Step, change: Tensor, residual: Tensor, norm: _Norm) -> tuple[Tensor, Tensor]:
-    h, total = add_norm(change, residual, *norm)
+    if isinstance(norm, _LayerNorm):
+        h, total = add_norm(change, residual, *norm)
+    else:
+        total = change + residual
+        h = norm(total)
     return h, total if now.pre else h
 
 
@@ -393,7 +411,7 @@ def _plan(model: Transformer) -> _Plan:
         if pre:
             assert following is not None
             norms = [*norms[1:], following]
-        first, *second, third = [(norm.weight, norm.bias, norm.eps) for norm in norms]
+        first, *second, third = [_norm(norm) for norm in norms]
         blocks.append(
             _Block(
                 project=_map(layer.attention.project),
@@ -408,17 +426,25 @@ def _plan(model: Transformer) -> _Plan:
                 last_norm=third,
             )
         )
-    norm = layers[0].attention_norm
-    first_norm = (norm.weight, norm.bias, norm.eps) if pre else None
+    first_norm = _norm(layers[0].attention_norm) if pre else None
     other = None if model.config.has_softmax else model.attention_map
     return _Plan(model.target_embedding.weight, first_norm, tuple(blocks), _output(model), other)
 
 
+def _norm(module: nn.Module) -> _Norm:
+    if isinstance(module, nn.LayerNorm):
+        return _LayerNorm(module.weight, module.bias, module.eps)
+    assert isinstance(module, Normalisation)
+    return module.layer  # one position alone: no mask
+
+
 def _map(module: nn.Module, *, relu: bool = False) -> _Map:
     """A linear layer as a call without the module around it; another module in its place is called as it is."""
-    if type(module) is not nn.Linear:
+    normed = isinstance(module, nn.Linear) and is_parametrized(module, "weight")
+    if type(module) is not nn.Linear and not normed:
         return (lambda x: torch.relu(module(x))) if relu else module
-    weight, bias = module.weight, module.bias
+    # Of weight norm: the matrix is made here, once for all steps.
+    weight, bias = cast("Tensor", module.weight), cast("Tensor | None", module.bias)
     return lambda x: linear(x, weight, bias, relu=relu)
 
 

@@ -83,10 +83,14 @@ class FixedTransformer:
 
     @staticmethod
     def serves(model: Transformer) -> bool:
-        """Whether a model can be decoded so: a softmax encoder-decoder without a pointer or rules of its own."""
+        """Whether a model can be decoded so: a softmax encoder-decoder without a pointer or rules of its own.
+
+        The decoder's norms must be LayerNorms, which the kernels know alone; the encoder runs as it is.
+        """
         kind = model.target_embedding.weight.dtype
         plain = not (model.causal or model.pointer or model.training or getattr(model, "ruled", False))
-        return plain and model.config.has_softmax and kind in (torch.float32, torch.bfloat16)
+        known = model.config.has_softmax and model.config.norm_of_decoder == "layer"
+        return plain and known and kind in (torch.float32, torch.bfloat16)
 
     def load(self, source: Padded) -> None:
         """Put sources where :meth:`encode` reads them; what is left of the buffers is a source of one symbol."""
@@ -156,7 +160,8 @@ class FixedTransformer:
         return self.kernels.linear(x, layer.weight, layer.bias, out, residual=stream, residual_norm=pending)
 
 
-def _norm(ops: Any, norm: nn.LayerNorm) -> Any:
+def _norm(ops: Any, norm: nn.Module) -> Any:
+    assert isinstance(norm, nn.LayerNorm)
     return ops.Norm(norm.weight, norm.bias, norm.eps)
 
 
@@ -173,8 +178,8 @@ def plan(model: Transformer, source: Padded) -> FixedPlan | None:
     if not source.size or int(source.lengths.max()) + model.counted_from > most:
         return None  # the ordinary search says what is wrong
     places = -(-source.tokens.size(1) // 4) * 4
-    # A graph reads the weights where they were when it was recorded.
-    where = tuple(parameter.data_ptr() for parameter in model.parameters())
+    # A graph reads the weights, and batch norm's statistics, where they were when it was recorded.
+    where = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
 
     def make(items: int, width: int, capacity: int) -> FixedTransformer:
         return FixedTransformer(model, items, width, places, capacity)

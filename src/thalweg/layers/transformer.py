@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from thalweg.errors import ConfigError, nearest
 from thalweg.layers.dropout import Dropout
 from thalweg.layers.multihead import Attended, CrossAttention, SelfAttention
+from thalweg.layers.norms import Norm, normalisation, normalise_weights
+from thalweg.layers.recurrent_blocks import STEPWISE
 
 __all__ = ["Activation", "FeedForward", "NormPlace", "Stacked", "TransformerLayer", "TransformerStack"]
 
@@ -18,7 +20,7 @@ Activation = Literal["relu", "gelu", "silu", "swiglu"]
 """The feed-forward block's nonlinearity; ``swiglu`` has a second, gating matrix."""
 
 NormPlace = Literal["pre", "post"]
-"""LayerNorm before each block, x + f(norm(x)), or after its sum, norm(x + f(x))."""
+"""A norm before each block, x + f(norm(x)), or after its sum, norm(x + f(x))."""
 
 _FUNCTIONS = {"relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}
 
@@ -50,12 +52,16 @@ class FeedForward(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention, cross-attention where ``cross``, and feed-forward, each with a residual and a LayerNorm.
+    """Self-attention, cross-attention where ``cross``, and feed-forward, each with a residual and a norm.
 
     Args:
         width: D; heads: H; feedforward: inner width.
         cross: the layer also reads a memory (a decoder's layer).
         norm: ``pre`` or ``post``; activation: as in :class:`FeedForward`.
+        norm_kind: ``layer``, ``rms``, ``batch``, ``instance``, ``weight`` or ``none``, as in
+            :class:`~thalweg.layers.norms.Normalisation`. ``batch`` and ``instance`` take their statistics over
+            positions, later ones included, and so are refused in a layer with ``cross`` and in causal attention.
+            ``weight`` leaves the sums as they are and normalises the rows of all matrices in their place.
         dropout: probability on each block's output; attention_dropout: on attention weights.
         attention_map: from scores to attention weights, as in :func:`~thalweg.layers.attention.attention_map`.
 
@@ -73,6 +79,7 @@ class TransformerLayer(nn.Module):
         *,
         cross: bool = False,
         norm: NormPlace = "pre",
+        norm_kind: Norm = "layer",
         activation: Activation = "relu",
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
@@ -81,17 +88,21 @@ class TransformerLayer(nn.Module):
         super().__init__()
         if norm not in get_args(NormPlace):
             raise ConfigError(f"norm `{norm}` is not known; {nearest(norm, get_args(NormPlace))}")
-        self.first = norm == "pre"
+        self.first, self.stepwise = norm == "pre", norm_kind in STEPWISE
         self.attention = SelfAttention(width, heads, attention_dropout, attention_map)
-        self.attention_norm = nn.LayerNorm(width)
+        self.attention_norm = _norm(norm_kind, width)
         if cross:
             self.cross: CrossAttention | None = CrossAttention(width, heads, attention_dropout, attention_map)
-            self.cross_norm = nn.LayerNorm(width)
+            self.cross_norm = _norm(norm_kind, width)
         else:
             self.cross = None
         self.feedforward = FeedForward(width, feedforward, activation)
-        self.feedforward_norm = nn.LayerNorm(width)
+        self.feedforward_norm = _norm(norm_kind, width)
         self.dropout = Dropout(dropout)
+        if cross and not self.stepwise:
+            raise _looks_ahead(norm_kind)
+        if norm_kind == "weight":
+            normalise_weights(self)
 
     def forward(
         self,
@@ -103,22 +114,52 @@ class TransformerLayer(nn.Module):
         mask: Tensor | None = None,
         rotary: tuple[Tensor, Tensor] | None = None,
         past: Tensor | None = None,
+        real: Tensor | None = None,
     ) -> tuple[Tensor, Attended, Attended | None]:
-        """``x (B, T, D)`` -> the same shape, what self-attention gave, and what cross-attention gave."""
+        """``x (B, T, D)`` -> the same shape, what self-attention gave, and what cross-attention gave.
+
+        ``real (B, T)`` is true on real positions, which alone count in statistics over positions; None: all are.
+        """
+        if not self.stepwise and (causal or past is not None):
+            raise _looks_ahead("batch or instance")
         norm = self.attention_norm
-        own = self.attention(norm(x) if self.first else x, causal=causal, mask=mask, rotary=rotary, past=past)
-        x = self._add(x, own.output, norm)
+        inner = apply_norm(norm, x, real) if self.first else x
+        own = self.attention(inner, causal=causal, mask=mask, rotary=rotary, past=past)
+        x = self._add(x, own.output, norm, real)
         read = None
         if self.cross is not None:
             assert memory is not None
-            read = self.cross(self.cross_norm(x) if self.first else x, memory, mask=memory_mask)
-            x = self._add(x, read.output, self.cross_norm)
+            inner = apply_norm(self.cross_norm, x, real) if self.first else x
+            read = self.cross(inner, memory, mask=memory_mask)
+            x = self._add(x, read.output, self.cross_norm, real)
         norm = self.feedforward_norm
-        return self._add(x, self.feedforward(norm(x) if self.first else x), norm), own, read
+        return self._add(x, self.feedforward(apply_norm(norm, x, real) if self.first else x), norm, real), own, read
 
-    def _add(self, x: Tensor, change: Tensor, norm: nn.LayerNorm) -> Tensor:
+    def _add(self, x: Tensor, change: Tensor, norm: nn.Module, real: Tensor | None) -> Tensor:
         x = x + self.dropout(change)
-        return x if self.first else norm(x)
+        return x if self.first else apply_norm(norm, x, real)
+
+
+def apply_norm(norm: nn.Module, x: Tensor, real: Tensor | None = None) -> Tensor:
+    """A norm of a :class:`TransformerLayer` on ``x (B, T, D)`` with real positions ``real (B, T)``; None: all.
+
+    >>> apply_norm(nn.LayerNorm(2, eps=0.0), torch.tensor([[[1.0, 3.0]]])).tolist()
+    [[[-1.0, 1.0]]]
+    """
+    # A LayerNorm looks at one position alone: what it makes of padding reaches nobody.
+    return norm(x) if isinstance(norm, nn.LayerNorm) else norm(x, real)
+
+
+def _norm(kind: Norm, width: int) -> nn.Module:
+    # Torch's own module, as it ever was: names in checkpoints stay.
+    return nn.LayerNorm(width) if kind == "layer" else normalisation(kind, width)
+
+
+def _looks_ahead(kind: str) -> ConfigError:
+    return ConfigError(
+        f"{kind} norm looks at later positions too, got a layer of a decoder, which must not; "
+        f"choose {', '.join(sorted(STEPWISE))}"
+    )
 
 
 class Stacked(NamedTuple):
@@ -136,10 +177,11 @@ class Stacked(NamedTuple):
 
 
 class TransformerStack(nn.Module):
-    """N layers, and a last LayerNorm where the norms come first.
+    """N layers, and a last norm where the norms come first.
 
     Weights start as Xavier's uniform ones, biases at 0; with ``norm="pre"`` what each block adds is scaled by
-    (blocks)^(-1/2), so that the sum of all has the variance of one (as in GPT-2).
+    (blocks)^(-1/2), so that the sum of all has the variance of one (as in GPT-2). They are the same for every kind of
+    norm; with ``norm_kind="weight"`` lengths and directions of rows start as those of these matrices.
 
     Args:
         layers: N; the others as in :class:`TransformerLayer`.
@@ -158,6 +200,7 @@ class TransformerStack(nn.Module):
         *,
         cross: bool = False,
         norm: NormPlace = "pre",
+        norm_kind: Norm = "layer",
         activation: Activation = "relu",
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
@@ -171,6 +214,7 @@ class TransformerStack(nn.Module):
                 feedforward,
                 cross=cross,
                 norm=norm,
+                norm_kind="none" if norm_kind == "weight" else norm_kind,
                 activation=activation,
                 dropout=dropout,
                 attention_dropout=attention_dropout,
@@ -178,8 +222,10 @@ class TransformerStack(nn.Module):
             )
             for _ in range(layers)
         )
-        self.norm = nn.LayerNorm(width) if norm == "pre" else None
+        self.norm = _norm(norm_kind, width) if norm == "pre" else None
         self._start((3 if cross else 2) * layers if norm == "pre" else 1)
+        if norm_kind == "weight":  # last: the matrices start as those of every other kind
+            normalise_weights(self)
 
     @property
     def each(self) -> list[TransformerLayer]:
@@ -203,16 +249,19 @@ class TransformerStack(nn.Module):
         mask: Tensor | None = None,
         rotary: tuple[Tensor, Tensor] | None = None,
         pasts: Sequence[Tensor] | None = None,
+        real: Tensor | None = None,
     ) -> Stacked:
-        """Run ``x (B, T, D)`` through the layers; ``memories`` and ``pasts`` have one entry a layer."""
+        """Run ``x (B, T, D)`` through the layers; ``memories`` and ``pasts`` have one entry a layer.
+
+        ``real (B, T)`` as in :class:`TransformerLayer`.
+        """
         kept: list[Tensor] = []
         own = read = None
         for n, layer in enumerate(self.layers):
             memory = None if memories is None else memories[n]
             past = None if pasts is None else pasts[n]
-            x, own, read = layer(
-                x, memory=memory, memory_mask=memory_mask, causal=causal, mask=mask, rotary=rotary, past=past
-            )
+            about = {"memory": memory, "memory_mask": memory_mask, "past": past, "real": real}
+            x, own, read = layer(x, causal=causal, mask=mask, rotary=rotary, **about)
             kept.append(own.memory)
         assert own is not None
-        return Stacked(x if self.norm is None else self.norm(x), tuple(kept), own, read)
+        return Stacked(x if self.norm is None else apply_norm(self.norm, x, real), tuple(kept), own, read)

@@ -2,14 +2,16 @@ r"""Losses of whole sequences over lists of a model's own best answers.
 
 A list holds the right answer first, then the finished hypotheses of a beam search that are not it. The search runs on
 the current weights without dropout and without gradient; the log-probabilities of the list are then computed anew, with
-gradient, by feeding each answer to the model. So a step costs one search and one pass over up to K + 1 targets in place
-of one: with K = 5 three to seven times the time of a step of plain likelihood (a small LSTM on one CPU core).
+gradient, by feeding each answer to the model, which reads each source once for all its answers, with one draw of
+dropout. So a step costs one search and one pass over up to K + 1 targets in place of one: with K = 5 three to seven
+times the time of a step of plain likelihood (a small LSTM on one CPU core).
 
 Training begins with plain likelihood, so that the list has something to say, and keeps a share of it.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -104,9 +106,17 @@ def edit_distances(tokens: Tensor, gold: Tensor) -> Tensor:
 
 
 def list_logits(
-    model: Callable[[Padded, Padded], Tensor], source: Padded, answers: AnswerList
+    model: Callable[..., Tensor], source: Padded, answers: AnswerList, *, shared: bool = False
 ) -> tuple[Tensor, Padded, Tensor]:
     """The model's logits on every answer that is there, fed to it symbol by symbol.
+
+    Args:
+        model: from sources and targets to logits.
+        source: B sources.
+        answers: to each of them.
+        shared: each source is encoded once for all its answers, by a model that takes ``items (N,)``, the source of
+            each target; else it is encoded again for every answer, with the same result but for dropout and the
+            statistics of batch norm.
 
     Returns:
         logits ``(N, T, V)`` of the N answers in order of items, the answers as targets, and the item of each ``(N,)``.
@@ -121,6 +131,8 @@ def list_logits(
     tokens = answers.tokens[answers.present]
     mask = tokens >= 0
     target = Padded(tokens.masked_fill(~mask, PAD), answers.lengths[answers.present].cpu(), mask)
+    if shared:
+        return model(source, target, items=items), target, items
     repeated = Padded(source.tokens[items], source.lengths[items.cpu()], source.mask[items])
     return model(repeated, target), target, items
 
@@ -201,6 +213,10 @@ class SequenceLoss:
 
     def __init__(self, config: TrainingConfig, searched: Any, *, max_length: int):
         self.config, self.searched, self.max_length = config, searched, max_length
+        # Asked of the model itself: a wrapper round it takes anything and hands it on.
+        forward = getattr(searched, "forward", None)
+        self.shared = forward is not None and "items" in inspect.signature(forward).parameters
+        """Whether the model reads a source once for all its answers."""
         self.begins = math.inf if config.loss == "nll" else config.loss_after
         """The epoch, from 0, that is the first with lists."""
 
@@ -211,7 +227,7 @@ class SequenceLoss:
             return self._likelihood(model, batch, forcing).sum(), terms
         weight = self.config.nll_weight
         answers = answer_list(self._search(batch.source), batch.target)
-        logits, target, items = list_logits(model, batch.source, answers)
+        logits, target, items = list_logits(model, batch.source, answers, shared=self.shared)
         values = -losses.sequence_nll(logits, target.tokens, target.mask)
         log_probs = values.new_full(answers.present.shape, -torch.inf).masked_scatter(answers.present, values)
         costs = edit_distances(answers.tokens, answers.tokens[:, 0])

@@ -74,8 +74,8 @@ def family_of(model: Mapping[str, Any] | object, words: Collection[str] = ()) ->
 
     >>> family_of({"heads": 2}), family_of({"dropout": 0.1}), family_of({}, ["hidden"]), family_of({"cell": "gru"})
     ('transformer', 'recurrent', 'recurrent', 'recurrent')
-    >>> family_of({"norm": "post"}), family_of({"norm": "layer"})
-    ('transformer', 'recurrent')
+    >>> family_of({"norm": "post"}), family_of({"norm": "layer"}), family_of({"norm": "layer", "heads": 2})
+    ('transformer', 'recurrent', 'transformer')
     >>> family_of({"heads": 2, "hidden": 8})
     Traceback (most recent call last):
     ...
