@@ -12,7 +12,7 @@ from pathlib import Path
 from thalweg.data.readers import Pair, PairFile, read_pairs
 from thalweg.errors import ConfigError, DataError, MissingDependencyError, nearest
 
-__all__ = ["DatasetInfo", "find_data", "list_datasets", "load_dataset"]
+__all__ = ["IMAGE_FILES", "DatasetInfo", "find_data", "list_datasets", "load_dataset"]
 
 G2P_LANGUAGES = {
     "high": ("eng_us",),
@@ -31,16 +31,20 @@ G2P_LANGUAGES = {
     "low": ("ady", "gre", "ice", "ita", "khm", "lav", "mlt_latn", "rum", "slv", "wel_sw"),
 }
 
+# Image data sets and their file below the folder of external data.
+IMAGE_FILES = {"intel": "intel/intel48.zip"}
+
 
 @dataclass(frozen=True)
 class DatasetInfo:
     """What a data set is, and whether it is at hand.
 
     Attributes:
-        name: what :func:`load_dataset` takes.
+        name: what the reader of its kind takes.
         source: where the data come from.
         splits: the parts that exist.
         available: whether the package or the files are there.
+        kind: ``pairs``, which :func:`load_dataset` reads, or ``images``, which :func:`thalweg.data.read_images` does.
 
     >>> next(info.licence for info in list_datasets() if info.name == "ar2en")
     'Apache-2.0'
@@ -52,10 +56,11 @@ class DatasetInfo:
     licence: str
     splits: tuple[str, ...]
     available: bool
+    kind: str = "pairs"
 
 
 def list_datasets(root: Path | None = None) -> tuple[DatasetInfo, ...]:
-    """Every data set that :func:`load_dataset` knows.
+    """Every data set that has a name.
 
     Args:
         root: the folder with the external data; ``None`` means that which ``THALWEG_DATA`` names.
@@ -91,7 +96,29 @@ def list_datasets(root: Path | None = None) -> tuple[DatasetInfo, ...]:
         for level, languages in G2P_LANGUAGES.items()
         for language in languages
     )
-    return (cmudict, ar2en, *g2p)
+    return (cmudict, ar2en, *g2p, *_images(root))
+
+
+def _images(root: Path | None) -> tuple[DatasetInfo, ...]:
+    digits = DatasetInfo(
+        name="digits",
+        description="handwritten digits, 8 x 8 grey images",
+        source="UCI Optical Recognition of Handwritten Digits, in the PyPI package `scikit-learn`",
+        licence="CC BY 4.0 (data)",
+        splits=("train", "val", "test"),
+        available=importlib.util.find_spec("sklearn") is not None,
+        kind="images",
+    )
+    intel = DatasetInfo(
+        name="intel",
+        description="landscapes of six kinds, 48 x 48 colour images",
+        source="Intel image classification challenge, scaled down to 48 x 48",
+        licence="none stated",
+        splits=("train", "val", "test"),
+        available=(folder := _root(root)) is not None and (folder / IMAGE_FILES["intel"]).is_file(),
+        kind="images",
+    )
+    return (digits, intel)
 
 
 def load_dataset(name: str, split: str = "train", *, stress: bool = False, root: Path | None = None) -> PairFile:
@@ -101,7 +128,7 @@ def load_dataset(name: str, split: str = "train", *, stress: bool = False, root:
     to ``test`` (2 %), ``dev`` (2 %) or ``train``, with all its pronunciations, on every machine alike.
 
     Args:
-        name: one of :func:`list_datasets`.
+        name: one of :func:`list_datasets` with pairs.
         split: ``train``, ``dev`` or ``test``, where it exists.
         stress: keep the stress digits of CMUdict's vowels.
         root: as in :func:`find_data`, for external data.
@@ -112,6 +139,8 @@ def load_dataset(name: str, split: str = "train", *, stress: bool = False, root:
     known = {info.name: info for info in list_datasets(root)}
     if name not in known:
         raise ConfigError(f"no data set is called {name!r}; {nearest(name, known)}")
+    if known[name].kind != "pairs":
+        raise ConfigError(f"data set {name} has images, expected pairs; train on it with --task classify")
     splits = known[name].splits
     if split not in splits:
         raise ConfigError(f"data set {name} has no split {split!r}; {nearest(split, splits)}")
