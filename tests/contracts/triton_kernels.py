@@ -62,12 +62,13 @@ def compile_instead(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> set[str]:
 
     def compile_only(kernel, *arguments, grid, warmup, num_warps: int = 4, num_stages: int = 3, **constants) -> None:
         given = dict(zip(kernel.arg_names, arguments, strict=False))
+        cooperative = {name: constants.pop(name) for name in ("launch_cooperative_grid",) if name in constants}
         signature = {name: kind(value) for name, value in given.items()}
         # A launch makes a constant of every 1, which changes what the kernel is allowed to do with it.
         constants |= {name: 1 for name, what in signature.items() if what == "constexpr"}
         fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
         source = ASTSource(kernel, {**signature, **dict.fromkeys(constants, "constexpr")}, fixed)
-        options = {"num_warps": num_warps, "num_stages": num_stages}
+        options = {"num_warps": num_warps, "num_stages": num_stages, **cooperative}
         made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
         assert made.metadata.shared < 227 * 1024, f"{kernel} wants {made.metadata.shared} bytes of shared memory"
         done.add(kernel.__name__)

@@ -66,7 +66,9 @@ def test_retrievals_compile_for_hopper(
     mask = torch.ones(N, dtype=torch.bool) if masked else None
     memory.settle(torch.zeros(Q, D), torch.zeros(N, D), 1.0, 2, 1e-4, mask, None)
     memory.associate(torch.zeros(Q, D), torch.zeros(N, D), torch.zeros(N, 33), 1.0, mask, None)
-    assert compiled == {"part", "join"} | ({"whole"} if N <= 1024 else {"join_step"})
+    # Shapes are those of the CPU here, where nothing can wait for one another.
+    way = {"weigh", "join_step"} if Q * N * D >= memory._LARGE and not masked else {"whole"} if D <= 128 else {"joint"}
+    assert compiled == {"part", "join"} | way
 
 
 # Against all weights in float64.
@@ -115,19 +117,27 @@ def check_settle(
     close(found.energies, energies, 1e-4)
 
 
-@pytest.fixture(params=["one launch", "two for every step"])
+@pytest.fixture(params=["alone", "jointly", "by products"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to retrieve, whatever the size would choose."""
-    if request.param == "two for every step":
-        monkeypatch.setattr(gpu, "_ONE_LAUNCH", 0)
-        plan = gpu._plan
-        monkeypatch.setattr(gpu, "_plan", lambda *given: plan(*given)._replace(**_two(plan(*given))))
+    """Every way to retrieve, whatever the size would choose."""
+    if request.param == "by products":
+        monkeypatch.setattr(gpu, "_LARGE", 0)
+        return request.param
+    plan = gpu._joint_plan
+    # The interpreter runs programs in turn: there they cannot wait for one another, so one must do. Elsewhere there are
+    # at least two, of which the last may have nothing to look at.
+    least = 2 if request.param == "jointly" and not INTERPRETED else 1
+    most = 1 if request.param == "alone" else 1 << 20
+
+    def changed(*given: object) -> object:
+        made = plan(*given)  # type: ignore[arg-type]
+        parts = min(most, max(least, made.parts))
+        return made._replace(parts=parts, length=made.length if most > 1 else 1 << 20)
+
+    monkeypatch.setattr(gpu, "_joint_plan", changed)
+    if request.param == "jointly":
+        monkeypatch.setattr(gpu, "_alone", lambda *given: gpu._jointly(*given, changed(given[0].state, len(given[1]))))
     return request.param
-
-
-def _two(plan: tuple) -> dict[str, int]:
-    """At least two parts, of which the last may be empty."""
-    return {"parts": max(2, plan.parts)}  # type: ignore[attr-defined]
 
 
 @here_only
@@ -173,6 +183,16 @@ def test_any_temperature(beta: float, way: str) -> None:
     if beta > 100:
         close(found.state, patterns[(queries @ patterns.mT).argmax(1)].double())
         assert found.converged.all()
+
+
+@here_only
+def test_rows_of_weights_wider_than_a_program_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_LARGE", 0)
+    monkeypatch.setattr(gpu, "_ROW", 16)
+    monkeypatch.setattr(gpu, "_LOOKS", {1, 2, 3, 4})
+    queries, patterns = random_memory((5, 70, 6))
+    check_settle(queries, patterns, 1.0, 2, -1.0)
+    check_settle(queries, patterns, 2.0, 9, 0.02)
 
 
 @here_only

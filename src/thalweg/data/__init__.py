@@ -8,9 +8,19 @@
 """
 
 from thalweg.data.alphabet import BOS, EOS, PAD, UNK, Alphabet
+from thalweg.data.augmentation import Augmentation, augment, normalise
 from thalweg.data.batches import Batch, Batches, Example, pad
 from thalweg.data.conllu import Sentence, Word, read_conllu
 from thalweg.data.datasets import DatasetInfo, find_data, list_datasets, load_dataset
+from thalweg.data.image_batches import ImageBatch, ImageBatches
+from thalweg.data.images import (
+    ImageData,
+    ImageSplit,
+    channel_statistics,
+    read_images,
+    read_labelled,
+    read_unlabelled,
+)
 from thalweg.data.readers import Pair, PairFile, read_pairs, read_sources, read_tagged_sources, split_tags
 from thalweg.data.symbols import Symbols, guess_symbols
 
@@ -20,23 +30,34 @@ __all__ = [
     "PAD",
     "UNK",
     "Alphabet",
+    "Augmentation",
     "Batch",
     "Batches",
     "DatasetInfo",
     "Example",
+    "ImageBatch",
+    "ImageBatches",
+    "ImageData",
+    "ImageSplit",
     "Pair",
     "PairFile",
     "Sentence",
     "Symbols",
     "Word",
+    "augment",
+    "channel_statistics",
     "find_data",
     "guess_symbols",
     "list_datasets",
     "load_dataset",
+    "normalise",
     "pad",
     "read_conllu",
+    "read_images",
+    "read_labelled",
     "read_pairs",
     "read_sources",
     "read_tagged_sources",
+    "read_unlabelled",
     "split_tags",
 ]

@@ -6,6 +6,7 @@ decay and normalisation do.
 
 from __future__ import annotations
 
+from thalweg.diagnostics.costs import CostTable, LayerCost, cost_table
 from thalweg.diagnostics.curvature import (
     ConvexConcave,
     Convexity,
@@ -53,17 +54,28 @@ from thalweg.diagnostics.recurrences import (
     linear_recurrence,
     vanishing_bound,
 )
+from thalweg.diagnostics.saliency import (
+    feature_maps,
+    first_filters,
+    grad_cam,
+    heat,
+    input_gradient,
+    integrated_gradients,
+    smooth_gradient,
+)
 from thalweg.diagnostics.saturation import Saturation, SaturationReport, saturation
 from thalweg.diagnostics.unrolling import LayerTrace, unrolled
 
 __all__ = [
     "ConvexConcave",
     "Convexity",
+    "CostTable",
     "DecayMeter",
     "DecayReport",
     "EigenvalueGroup",
     "GradientFlow",
     "GradientWatch",
+    "LayerCost",
     "LayerGradient",
     "LayerTrace",
     "LinearRecurrence",
@@ -82,9 +94,16 @@ __all__ = [
     "compare_normalisations",
     "convex_concave_report",
     "convexity",
+    "cost_table",
+    "feature_maps",
+    "first_filters",
+    "grad_cam",
     "gradient_flow",
     "graph_jacobians",
+    "heat",
     "hessian_spectrum",
+    "input_gradient",
+    "integrated_gradients",
     "jacobian",
     "jacobian_spectrum",
     "layer_norm_jacobian",
@@ -95,6 +114,7 @@ __all__ = [
     "rms_norm_jacobian",
     "saturation",
     "shrinkage_by_rule",
+    "smooth_gradient",
     "span_spectra",
     "unrolled",
     "vanishing_bound",

@@ -1,5 +1,6 @@
 """Models that give an energy E(x, y): low for good answers."""
 
+from thalweg.energies.convnet import ConvNet, ConvNetConfig
 from thalweg.energies.densities import (
     GaussianEnergy,
     MixtureEnergy,
@@ -32,6 +33,8 @@ __all__ = [
     "Answers",
     "BranchEnergy",
     "CircleEnergy",
+    "ConvNet",
+    "ConvNetConfig",
     "ConvertedTransformer",
     "ExactRetrieval",
     "FixedPoints",

@@ -31,11 +31,11 @@ class Retrieval:
 
     Attributes:
         state: the shape of the queries, ``(B, D)``.
-        energies: ``(B, S + 1)`` from the query on; past a query's own steps its last energy is repeated.
         steps: ``(B,)`` int64, the updates of each query.
         converged: ``(B,)`` bool, whether its last update moved it by no more than the tolerance.
 
-    :attr:`weights` are made when they are first asked for: for many patterns they are by far the largest part.
+    :attr:`weights` are made when they are first asked for: for many patterns they are by far the largest part. So is
+    the cut of :attr:`energies`, for which the host must wait for a GPU.
 
     >>> found = HopfieldMemory(torch.eye(2), beta=50.0).retrieve(torch.tensor([[0.9, 0.2]]))
     >>> found.state.round(), found.steps, found.weights.round()
@@ -43,10 +43,19 @@ class Retrieval:
     """
 
     state: Tensor
-    energies: Tensor
     steps: Tensor
     converged: Tensor
+    _energies: Tensor = field(repr=False, compare=False)
     _weigh: Callable[[], Tensor] = field(repr=False, compare=False)
+
+    @cached_property
+    def energies(self) -> Tensor:
+        """``(B, S + 1)`` from the query on; past a query's own steps its last energy is repeated.
+
+        >>> HopfieldMemory(torch.eye(2), beta=50.0).retrieve(torch.tensor([[0.9, 0.2]])).energies.shape
+        torch.Size([1, 3])
+        """
+        return self._energies[..., : (int(self.steps.max()) if self.steps.numel() else 0) + 1]
 
     @cached_property
     def weights(self) -> Tensor:
@@ -219,9 +228,9 @@ class HopfieldMemory(PatternStore):
             beta, patterns, separation = self._beta, self.patterns, self.separation
             return Retrieval(
                 found.state,
-                found.energies[:, : max(found.steps.tolist(), default=0) + 1],
                 found.steps,
                 found.converged,
+                found.energies,
                 lambda: separation.weights(beta * (found.state @ patterns.mT)),
             )
         memory, rows = self._seen(q)
@@ -234,9 +243,9 @@ class HopfieldMemory(PatternStore):
         settled = state.view_as(rows)
         return Retrieval(
             state.view(q.shape).to(dtype),
-            energies.view(*shape, energies.size(-1)),
             steps.view(shape),
             converged.view(shape),
+            energies.view(*shape, energies.size(-1)),
             lambda: memory.weights(settled.to(rows.dtype)).view(*shape, memory.patterns.size(-2)).to(dtype),
         )
 

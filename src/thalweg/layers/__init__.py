@@ -2,6 +2,15 @@
 
 from thalweg.layers.attention import ATTENTION_MAPS, Attention, AttentionScore, Memory, attention_map
 from thalweg.layers.blocks import Chained, Connection, Highway, Residual, connected
+from thalweg.layers.convolution import (
+    ConvHighway,
+    Dense,
+    DropPath,
+    Separable,
+    SqueezeExcite,
+    connected_maps,
+    image_norm,
+)
 from thalweg.layers.crf import CRF, KBest
 from thalweg.layers.dropout import Dropout
 from thalweg.layers.hopfield import Hopfield, HopfieldOptions
@@ -64,7 +73,10 @@ __all__ = [
     "ChainSparseMAP",
     "Chained",
     "Connection",
+    "ConvHighway",
     "CrossAttention",
+    "Dense",
+    "DropPath",
     "Dropout",
     "Entmax",
     "FeedForward",
@@ -93,13 +105,16 @@ __all__ = [
     "ResetBeforeGRU",
     "Residual",
     "SelfAttention",
+    "Separable",
     "Separation",
     "Softmax",
+    "SqueezeExcite",
     "Stacked",
     "TransformerLayer",
     "TransformerStack",
     "attention_map",
     "connected",
+    "connected_maps",
     "entmax",
     "entmax15",
     "entmax15_loss",
@@ -107,6 +122,7 @@ __all__ = [
     "feature_positions",
     "from_attention",
     "from_hflayers",
+    "image_norm",
     "initialise",
     "k_subsets",
     "k_subsets_loss",

@@ -31,6 +31,9 @@ __all__ = [
 METRICS: dict[str, bool] = {"accuracy": True, "cer": False, "wer": False, "bleu": True}
 """The scores of :func:`score_strings` and whether higher is better; ``wer@k`` comes on request."""
 
+# The scores of classes, whose home is `classification`; here, so that one function knows the direction of all.
+_OF_CLASSES = {"f1": True, "nll": False, "brier": False, "ece": False}
+
 # Counts drawn at once by the bootstrap: 8 MiB of float64 whatever the number of items.
 _CHUNK = 1 << 20
 
@@ -132,16 +135,21 @@ class Score:
 
 
 def metric_direction(name: str) -> bool:
-    """Whether a higher value of a metric is better: the names of ``METRICS``, ``wer@k`` and ``loss``.
+    """Whether a higher value of a metric is better: ``METRICS``, ``wer@k``, ``loss``, and those of classes.
 
-    >>> metric_direction("accuracy"), metric_direction("wer@3"), metric_direction("loss")
-    (True, False, False)
+    The latter are the keys of :func:`~thalweg.metrics.classification.score_classes`.
+
+    >>> metric_direction("accuracy"), metric_direction("wer@3"), metric_direction("loss"), metric_direction("f1")
+    (True, False, False, True)
     """
-    if name in METRICS:
-        return METRICS[name]
-    if name == "loss" or re.fullmatch(r"wer@[1-9][0-9]*", name, re.ASCII):
+    known = METRICS | _OF_CLASSES
+    if name in known:
+        return known[name]
+    if found := re.fullmatch(r"(wer|accuracy)@[1-9][0-9]*", name, re.ASCII):
+        return found[1] == "accuracy"
+    if name == "loss":
         return False
-    remedy = nearest(name, [*METRICS, "loss", "wer@3"])
+    remedy = nearest(name, [*known, "loss", "wer@3"])
     raise ConfigError(f"metric must be one that is measured, got `{name}`; {remedy}")
 
 
