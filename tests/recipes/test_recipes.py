@@ -17,7 +17,8 @@ from thalweg.recipes import list_recipes, load_recipe, run_recipe
 from thalweg.tasks.config import SearchConfig, apply_overrides, build_config
 
 RECIPES = {recipe.name: recipe for recipe in list_recipes()}
-TRAINED = [name for name, recipe in RECIPES.items() if not recipe.experiment]  # those of transducers
+IMAGES = [name for name, recipe in RECIPES.items() if recipe.config.get("task") == "classify"]
+TRAINED = [name for name, recipe in RECIPES.items() if not recipe.experiment and name not in IMAGES]  # of transducers
 TINY = ["hidden=8", "embedding=8", "epochs=2", "batch_size=16", "device=cpu"]
 
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from thalweg.cli.classes import evaluate_images, task_of_run
 from thalweg.cli.options import Chosen, DataRoot, References, Run, takes_search
 from thalweg.cli.output import note, say, show_table, use_utf8
 from thalweg.cli.progress import Display
+from thalweg.errors import ConfigError
 
 if TYPE_CHECKING:
     from thalweg.metrics import Score
@@ -31,8 +33,16 @@ FILES = {
 @takes_search
 def evaluate(
     run: Run,
-    test: Annotated[str, typer.Argument(metavar="TEST", help="Pairs: TSV, .gz, - for stdin, or NAME:SPLIT.")],
     chosen: Chosen,
+    test: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TEST",
+            help="Pairs: TSV, .gz, - for stdin, or NAME:SPLIT. Images: a split of the run's own data (test, val, "
+            "train; test if not given), a folder, a zip, or DATA:SPLIT.",
+            show_default=False,
+        ),
+    ] = None,
     k: Annotated[int, typer.Option("--k", min=1, help="Answers per source.")] = 5,
     references: Annotated[
         References,
@@ -48,13 +58,24 @@ def evaluate(
     renews RUN/report.html. A run trained with features reads its tags from the third column. With --search exact it
     also says how often a beam finds the most probable answer, and how often that is the empty one.
 
+    Of a run that classifies images: accuracy, macro F1, NLL, Brier score and calibration (ECE) with intervals,
+    precision and recall of each class, what is taken for what, the most confident mistakes, and a temperature fitted
+    on val.
+
     \b
     Example:
       thalweg evaluate runs/names test.tsv
       thalweg evaluate runs/names test.tsv --k 10 --references any --json
       thalweg evaluate runs/names test.tsv --search exact --name test-exact
       thalweg evaluate runs/names test.tsv --ensemble runs/two --vote
+      thalweg evaluate runs/digits-convnet-norm
     """
+    if task_of_run(run) == "classify":
+        chosen.only("device")
+        evaluate_images(run, test, k=k, name=name, device=chosen.device, root=data_root, as_json=as_json)
+        return
+    if test is None:
+        raise ConfigError("no test pairs; give a file: `thalweg evaluate RUN test.tsv`")
     from thalweg.tasks.evaluation import evaluate as evaluate_task
     from thalweg.tasks.report import write_report
 

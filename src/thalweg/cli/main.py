@@ -16,6 +16,8 @@ from thalweg.cli.diagnose import diagnose
 from thalweg.cli.evaluate import evaluate
 from thalweg.cli.output import flowing, note
 from thalweg.cli.predict import predict
+from thalweg.cli.show import show
+from thalweg.cli.sweep import sweep
 from thalweg.cli.train import train
 from thalweg.errors import ThalwegError
 
@@ -116,7 +118,7 @@ def _root(
     """
 
 
-for _command in (train, evaluate, predict, diagnose):
+for _command in (train, evaluate, predict, show, sweep, diagnose):
     app.command(help=flowing(_command))(_command)
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(data.app, name="data")

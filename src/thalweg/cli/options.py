@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -105,6 +106,24 @@ class Chosen:
     vote: bool
     precision: str
     device: str
+
+    def only(self, *names: str) -> None:
+        """Refuse options about searches and ensembles, but for those named: a classifier has none of these.
+
+        >>> Chosen.only.__name__
+        'only'
+        """
+        from thalweg.errors import ConfigError
+        from thalweg.tasks.search_settings import SearchConfig
+
+        usual = {field.name: getattr(SearchConfig(search="beam"), field.name) for field in dataclasses.fields(self.how)}
+        given = [name for name, value in usual.items() if getattr(self.how, name) != value]
+        given += ["ensemble"] if self.ensemble else []
+        given += ["precision"] if self.precision != "float32" else []
+        for name in given:
+            if name not in names:
+                option = {"sampling_seed": "seed"}.get(name, name).replace("_", "-")
+                raise ConfigError(f"--{option} is for runs on strings; a run that classifies images has no use for it")
 
     def open(self, run: Path) -> Predictor:
         """The run's model, or the ensemble that it is part of."""

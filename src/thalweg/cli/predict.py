@@ -1,4 +1,4 @@
-"""``thalweg predict``: answers for every line of a file, of standard input or of the command line."""
+"""``thalweg predict``: answers for every line of a file, of standard input or of the command line; or for images."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thalweg.cli.classes import predict_images, task_of_run
 from thalweg.cli.options import Chosen, Run, Unknown, takes_search
 from thalweg.cli.output import note, use_utf8
 from thalweg.errors import ConfigError
@@ -33,8 +34,13 @@ class Format(StrEnum):
 def predict(
     run: Run,
     chosen: Chosen,
-    file: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="One source a line; - or nothing is stdin.")
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE",
+            help="One source a line; - or nothing is stdin. Images: files, folders, zips.",
+            show_default=False,
+        ),
     ] = None,
     text: Annotated[
         list[str] | None,
@@ -71,6 +77,9 @@ def predict(
     an empty answer. Only the first column of the input is read; a run trained with features reads the tags from the
     second column, or from the third of a file of pairs.
 
+    A run that classifies images takes files, folders and zips of images, and writes file, class, log-probability and
+    probability; --temperature flattens (above 1) or sharpens.
+
     \b
     Example:
       thalweg predict runs/names --text Hannah --k 5
@@ -79,7 +88,18 @@ def predict(
       thalweg predict runs/names --text Hannah --search exact --format jsonl
       thalweg predict runs/names words.txt --lexicon known.txt --ensemble runs/two
       thalweg predict runs/verbs --text run --features "V;PST" --tree tree.png
+      thalweg predict runs/photos-convnet-norm image.png folder/ --k 3
     """
+    if task_of_run(run) == "classify":
+        chosen.only("device", "temperature")
+        if text or features or attention or tree is not None:
+            raise ConfigError("--text, --features, --attention and --tree are for strings; name images to classify")
+        shape = (chosen.device, chosen.how.temperature)
+        predict_images(run, files or [], k=k, device=shape[0], temperature=shape[1], jsonl=layout is Format.jsonl)
+        return
+    if files and len(files) > 1:
+        raise ConfigError(f"expected one file of sources, got {len(files)}: {', '.join(files)}")
+    file = files[0] if files else None
     if attention and layout is not Format.jsonl:
         raise ConfigError("--attention needs --format jsonl; TSV has no place for it")
     if features and not text:

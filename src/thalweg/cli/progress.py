@@ -17,7 +17,10 @@ __all__ = ["Display", "metrics_line"]
 # A step can take a millisecond; a bar that is moved more often than this only costs time.
 SHORTEST = 0.1
 
-NAMES = {"cer": "CER", "wer": "WER", "bleu": "BLEU"}
+# Of a long list, this many are named.
+SHOWN = 10
+
+NAMES = {"cer": "CER", "wer": "WER", "bleu": "BLEU", "f1": "F1", "nll": "NLL", "ece": "ECE"}
 
 
 def metrics_line(metrics: Mapping[str, float], *, phones: bool = False) -> str:
@@ -68,7 +71,8 @@ class Display:
         self._task: TaskID | None = None
         self._shown = ("", 0)
         self._moved = 0.0
-        self._epochs = self._pairs = 0
+        self._epochs = self._items = 0
+        self._unit = "pairs"
         if self._console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description}"),
@@ -97,13 +101,15 @@ class Display:
             case "start":
                 self._start(event)
             case "step":
-                each = self._pairs / event["batches"] if self._pairs else 1.0
+                each = self._items / event["batches"] if self._items else 1.0
                 label = f"epoch {event['epoch']}/{self._epochs or '?'}"
-                self._move(label, event["batch"], event["batches"], each=each, unit="pairs")
+                self._move(label, event["batch"], event["batches"], each=each, unit=self._unit)
             case "epoch":
                 self._epoch(event)
             case "predicted":
-                self._move("predicting", event["done"], event["of"], each=1.0, unit="words")
+                self._move("predicting", event["done"], event["of"], each=1.0, unit=event.get("unit", "words"))
+            case "decoded":
+                self._move("decoding", event["done"], event["of"], each=1.0, unit="images")
             case "interrupted":
                 self.interrupted = True
             case _:
@@ -111,13 +117,34 @@ class Display:
                     self._line(str(event["message"]))
 
     def _start(self, event: dict[str, Any]) -> None:
-        self._epochs, self._pairs = event.get("epochs", 0), event["train"]["pairs"]
+        self._epochs = event.get("epochs", 0)
+        if event.get("task") == "classify":
+            self._start_images(event)
+            return
+        self._items, self._unit = event["train"]["pairs"], "pairs"
         self.phones = str(event["target"]["symbols"]).startswith("spaced")
         for split in ("train", "dev"):
             self._line(f"{split:<7} {event[split]['summary']}")
         for side in ("source", "target"):
             setting = f" (guessed; {side}_symbols=... sets them)" if side in self.guessed else ""
             self._line(f"{side:<7} {event[side]['symbols']}, {event[side]['size']} symbols{setting}")
+        self._model(event)
+
+    def _start_images(self, event: dict[str, Any]) -> None:
+        self._items, self._unit, self.phones = event["train"]["images"], "images", False
+        for split in ("train", "dev"):
+            self._line(f"{split:<7} {event[split]['summary']}")
+        for file, reason in event["skipped"][:SHOWN]:
+            self._line(f"skipped {file}: {reason}", style="yellow")
+        if event["skipped_count"] > SHOWN:
+            self._line(f"skipped {event['skipped_count'] - SHOWN} more", style="yellow")
+        names, shape = event["classes"], event["images"]
+        listed = ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
+        kind = "grey" if shape["channels"] == 1 else "RGB"
+        self._line(f"images  {shape['width']} x {shape['height']} {kind}, {len(names)} classes: {listed}")
+        self._model(event)
+
+    def _model(self, event: dict[str, Any]) -> None:
         resumed = ", resumed" if event.get("resumed") else ""
         self._line(f"model   {event['parameters']:,} parameters on {event['device']}{resumed}")
 
@@ -128,8 +155,8 @@ class Display:
             f"loss {event['loss']:.4f}",
         ]
         parts.append("dev " + metrics_line(event["dev"], phones=self.phones))
-        if "pairs_per_second" in event:
-            parts.append(f"{event['pairs_per_second']:,.0f} pairs/s")
+        if f"{self._unit}_per_second" in event:
+            parts.append(f"{event[f'{self._unit}_per_second']:,.0f} {self._unit}/s")
         parts.append(f"{duration(event['seconds'])} so far")
         if self._epochs > epoch:
             parts.append(f"{duration(event['seconds'] / epoch * (self._epochs - epoch))} left")

@@ -115,4 +115,5 @@ def run_command(
     if result.report is not None:
         say(f"report  {result.report}")
         run = shlex.quote(str(result.report.parent))
-        note(f"next:\n  thalweg predict {run} --k 5 --text WORD")
+        images = recipe.config.get("task") == "classify"
+        note(f"next:\n  thalweg predict {run} " + ("--k 3 IMAGE.png" if images else "--k 5 --text WORD"))

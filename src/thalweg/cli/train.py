@@ -1,4 +1,4 @@
-"""``thalweg train``: from pairs in a file to a run directory with a model."""
+"""``thalweg train``: from pairs in a file, or images in folders, to a run directory with a model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from thalweg.cli.classes import finish_images
 from thalweg.cli.options import DataRoot
 from thalweg.cli.output import note, say
 from thalweg.cli.progress import Display, metrics_line
@@ -18,6 +19,7 @@ from thalweg.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from thalweg.learning.trainer import Watch
     from thalweg.tasks import TrainResult
+    from thalweg.tasks.registry import Task
 
 __all__ = ["default_out", "split_words", "train"]
 
@@ -26,6 +28,8 @@ MODELS = (
     *("lstm-attention", "gru-attention", "lstm", "gru"),
     *("transformer", "transformer-rotary", "transformer-pointer", "causal"),
 )
+IMAGE_MODELS = ("convnet", "convnet-norm", "convnet-residual")
+DEFAULT_IMAGE_MODEL = "convnet-norm"
 DATA_SUFFIXES = (".tsv", ".csv", ".txt", ".gz")
 
 
@@ -33,13 +37,21 @@ def train(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="CONFIG|KEY=VALUE",
-            help="A YAML config, and settings laid over it such as hidden=256 epochs=30.",
+            metavar="CONFIG|DATA|KEY=VALUE",
+            help="A YAML config, images to classify, and settings laid over them such as hidden=256 epochs=30.",
             show_default=False,
         ),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="transduce (strings to strings; if not given) or classify (images)."),
+    ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Training pairs: TSV, .gz, - for stdin, or NAME:SPLIT.")
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Training pairs: TSV, .gz, - for stdin, or NAME:SPLIT; images: a folder, a zip or digits.",
+        ),
     ] = None,
     dev: Annotated[
         str | None,
@@ -47,7 +59,11 @@ def train(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=f"{', '.join(MODELS)}; {DEFAULT_MODEL} if not given."),
+        typer.Option(
+            metavar="NAME",
+            help=f"{', '.join(MODELS)}; {DEFAULT_MODEL} if not given. Of images {', '.join(IMAGE_MODELS)}; "
+            f"{DEFAULT_IMAGE_MODEL} if not given.",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Run directory; runs/DATA-MODEL if not given.")
@@ -66,6 +82,9 @@ def train(
     The symbols of both sides are guessed from the file and printed. Ctrl-C or a kill leaves a run which
     goes on with --resume, to the same result. Settings come from the config file, then from KEY=VALUE words.
 
+    With --task classify it trains on images instead: a folder or zip of train/val/test/CLASS/* or of CLASS/* alone, or
+    digits, which are there without a file.
+
     \b
     Example:
       thalweg train --data train.tsv --dev dev.tsv --out runs/names
@@ -75,31 +94,76 @@ def train(
       thalweg train config.yaml learning_rate=0.001 --seed 2
       thalweg train --data train.tsv --watch gradients encoder_layers=8
       thalweg train --resume --out runs/names
+      thalweg train --task classify digits
+      thalweg train --task classify photos.zip --model convnet-residual epochs=60 mixup=0.2
     """
-    from thalweg.tasks.config import build_config
-    from thalweg.tasks.transduce import train as train_task
-
-    path, overrides = split_words(words or [])
-    options = {"data.train": data, "data.dev": dev, "training.device": device, "training.seed": seed}
-    raw, where = _settings(path, data, model, out, resume)
-    raw = _lay_over(raw, {key: value for key, value in options.items() if value is not None}, overrides)
-    config = build_config(raw, where=where)
-    if not config.data.train:
-        raise ConfigError("no training data; give `--data train.tsv`, or a config file with `data: {train: ...}`")
-    out = out or default_out(config.data.train, model or (path.stem if path else DEFAULT_MODEL))
+    asked = _task(task, words or [], data, out, resume)
+    words, data = _images(words or [], data, asked)
+    path, overrides = split_words(words)
+    options = {asked.data: data, "data.dev": dev, "training.device": device, "training.seed": seed}
+    if dev is not None and asked.name == "classify":
+        raise ConfigError("--dev is for pairs; validation images lie in the folder `val`, or are kept apart")
+    raw, where = _settings(asked, path, data, model, out, resume)
+    raw = _lay_over(asked, raw, {key: value for key, value in options.items() if value is not None}, overrides)
+    config = asked.build(raw, where)
+    given = config.data.path if asked.name == "classify" else config.data.train
+    if not given:
+        raise ConfigError(_NO_DATA[asked.name])
+    out = out or default_out(given, model or (path.stem if path else asked.default_model))
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: expected a run directory, got a file; choose another --out")
     watching = _watch(watch, watch_every)
-    guessed = [side for side in ("source", "target") if getattr(config.data, f"{side}_symbols") == "auto"]
+    sides = ("source", "target") if asked.name == "transduce" else ()
+    guessed = [side for side in sides if getattr(config.data, f"{side}_symbols") == "auto"]
     note(f"run     {out}")
     try:
         with Display(guessed=guessed) as display:
-            result = train_task(config, out, resume=resume, listener=display, root=data_root, watch=watching)
+            result = asked.train(config, out, resume=resume, listener=display, root=data_root, watch=watching)
     except KeyboardInterrupt:
-        _stopped(out, config.data.train, data_root)
+        _stopped(out, given, data_root)
     if not result.reason:
-        _stopped(out, config.data.train, data_root)
-    _finish(result, phones=display.phones)
+        _stopped(out, given, data_root)
+    if asked.name == "classify":
+        finish_images(result, data_root)
+    else:
+        _finish(result, phones=display.phones)
+
+
+_NO_DATA = {
+    "transduce": "no training data; give `--data train.tsv`, or a config file with `data: {train: ...}`",
+    "classify": "no images; give a folder, a zip or `digits`, or a config file with `data: {path: ...}`",
+}
+
+
+def _task(name: str | None, words: Sequence[str], data: str | None, out: Path | None, resume: bool) -> Task:
+    """The task that --task names, else the one of the config file or of the run that is resumed."""
+    from thalweg.tasks.config import read_config
+    from thalweg.tasks.registry import task_named, task_of
+
+    configs = [Path(word) for word in words if "=" not in word and _yaml(word)]
+    if not configs and resume and data is None and out is not None and (out / "config.yaml").is_file():
+        configs = [out / "config.yaml"]
+    if not configs or not configs[0].is_file():
+        return task_named(name) if name is not None else task_of({})
+    told = task_of(read_config(configs[0]), str(configs[0]))
+    # A file that names no task may be given one.
+    if name is not None and name != told.name and "task" in read_config(configs[0]):
+        raise ConfigError(f"{configs[0]} is for the task {told.name}, got --task {name}; leave it out")
+    return told if name is None else task_named(name)
+
+
+def _images(words: Sequence[str], data: str | None, task: Task) -> tuple[list[str], str | None]:
+    """The words without the one that says where images are, and where they are."""
+    places = [word for word in words if "=" not in word and not _yaml(word)]
+    if task.name != "classify":
+        if any(Path(word).is_dir() or word.endswith(".zip") or word == "digits" for word in places):
+            raise ConfigError(
+                f"expected a YAML config or `key=value`, got `{places[0]}`; for images add --task classify"
+            )
+        return list(words), data
+    if len(places) + (data is not None) > 1:
+        raise ConfigError(f"expected images in one place, got {', '.join(places + ([data] if data else []))}")
+    return [word for word in words if word not in places], places[0] if places else data
 
 
 def _watch(what: str | None, every: int) -> Watch | None:
@@ -131,11 +195,10 @@ def _yaml(word: str) -> bool:
 
 
 def _settings(
-    path: Path | None, data: str | None, model: str | None, out: Path | None, resume: bool
+    task: Task, path: Path | None, data: str | None, model: str | None, out: Path | None, resume: bool
 ) -> tuple[dict[str, Any], str]:
     """The settings under the options and words, and how to call their place in messages."""
     from thalweg.tasks.config import read_config
-    from thalweg.tasks.families import PRESETS
     from thalweg.tasks.resuming import as_begun
 
     own = resume and path is None and data is None  # the settings are those that the run has written itself
@@ -147,26 +210,24 @@ def _settings(
         path = out / "config.yaml"
         if not path.is_file():
             raise ConfigError(f"{out}: expected a run to resume, got no config.yaml in it; check --out")
-    if model is not None and model not in PRESETS:
-        raise ConfigError(f"--model `{model}` is not known; {nearest(model, PRESETS)}")
+    if model is not None and model not in task.presets:
+        raise ConfigError(f"--model `{model}` is not known; {nearest(model, task.presets)}")
     raw = read_config(path) if path else {}
     raw = as_begun(raw) if own else raw
-    preset = PRESETS[model or DEFAULT_MODEL] if model or not path else {}
-    merged: dict[str, Any] = {section: dict(values) for section, values in preset.items()}
+    preset = task.presets[model or task.default_model] if model or not path else {}
+    merged = {name: dict(values) if isinstance(values, Mapping) else values for name, values in preset.items()}
     for section, values in raw.items():
-        both = isinstance(values, Mapping) and section in merged
+        both = isinstance(values, Mapping) and isinstance(merged.get(section), Mapping)
         merged[section] = {**merged[section], **values} if both else values
     return merged, str(path) if path else "settings"
 
 
-def _lay_over(raw: dict[str, Any], options: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    from thalweg.tasks.config import apply_overrides
-
+def _lay_over(task: Task, raw: dict[str, Any], options: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     for key, value in options.items():
         section, _, leaf = key.partition(".")
         if isinstance(raw.get(section) or {}, Mapping):
             raw[section] = {**(raw.get(section) or {}), leaf: value}
-    return apply_overrides(raw, overrides)
+    return task.overrides(raw, overrides)
 
 
 def default_out(data: str, model: str) -> Path:
@@ -175,8 +236,8 @@ def default_out(data: str, model: str) -> Path:
     >>> default_out("names.tsv.gz", "lstm").as_posix(), default_out("-", "gru").as_posix()
     ('runs/names-lstm', 'runs/stdin-gru')
     """
-    name = Path(data).name if Path(data).exists() else re.sub(r"[:/\\]+", "-", data)
-    stem = "stdin" if data == "-" else Path(name).name.removesuffix(".gz").removesuffix(".tsv")
+    name = Path(data).resolve().name if Path(data).exists() else re.sub(r"[:/\\]+", "-", data)
+    stem = "stdin" if data == "-" else Path(name).name.removesuffix(".gz").removesuffix(".tsv").removesuffix(".zip")
     return Path("runs") / f"{stem}-{model}"
 
 

@@ -1,30 +1,47 @@
-"""How a model is trained: one frozen, checked set of settings."""
+"""How a model is trained: frozen, checked settings; what all tasks share, and what each kind adds."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 from thalweg.errors import ConfigError, nearest
-from thalweg.learning.optimisers import Decayed, ForcingSchedule, OptimiserName, ScheduleName
+from thalweg.learning.optimisers import Decayed, ForcingSchedule, OptimiserName, ScheduleName, teacher_forcing_at
 from thalweg.metrics import metric_direction
 
-__all__ = ["LossName", "TrainingConfig"]
+__all__ = ["CLASS_METRICS", "ClassLossName", "ClassTraining", "LossName", "TrainerConfig", "TrainingConfig"]
 
 LossName = Literal["nll", "margin", "risk", "softmax_margin", "mce"]
 """``nll`` goes symbol by symbol; the others are over lists of a model's best answers, see ``sequence_losses``."""
 
+ClassLossName = Literal[
+    "nll",
+    "hinge",
+    "perceptron",
+    "log",
+    "simple",
+    "square_square",
+    "square_exponential",
+    "mce",
+    "softmax_margin",
+    "sparsemax",
+    "entmax15",
+]
+"""Losses of class energies, see ``class_losses``."""
+
+CLASS_METRICS = ("accuracy", "f1", "loss", "ece")
+"""What is measured of a classifier after each epoch."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """How a model is trained.
+class TrainerConfig:
+    """What the trainer needs, whatever is trained.
 
     Attributes:
         epochs: passes over the training data at most; 0 means 20, and more where those are under 4,000 steps (or
             five times the warm-up where that is more).
-        batch_size: pairs per step.
-        batch_tokens: symbols per step at most instead, sources and targets with padding; 0 goes by ``batch_size``.
+        batch_size: items per step.
         optimiser: ``sgd``, ``adam_l2`` (L2 in the gradient) or ``adamw`` (decoupled decay).
         learning_rate, weight_decay, momentum: as torch's optimiser of that name.
         decay: what the decay acts on: ``matrices`` (not norms, biases and other vectors) or ``all`` parameters.
@@ -32,21 +49,10 @@ class TrainingConfig:
         clip: largest norm of the whole gradient; 0 leaves it alone.
         schedule: ``constant``, ``plateau``, ``inverse_sqrt`` or ``cosine``; warmup: steps of linear rise before it.
         plateau_factor, plateau_patience: of ``plateau``; epochs without improvement before the rate is cut.
-        teacher_forcing: probability of feeding the true previous symbol; ``teacher_forcing_end`` its last value.
-        teacher_forcing_schedule: ``constant``, ``linear`` or ``inverse_sigmoid`` between the two.
-        label_smoothing: mass spread evenly over all symbols.
-        loss: ``nll`` (each symbol's likelihood), or a loss over lists of the model's ``loss_width`` best answers and
-            the right one: ``margin`` (the right one leads the others by ``loss_margin`` nats), ``risk`` (expected edit
-            distance), ``softmax_margin`` (likelihood in the list, answers favoured by ``loss_margin`` times their edit
-            distance) or ``mce`` (errors counted softly). A step then takes several times as long.
-        loss_after: epochs of ``nll`` before that loss; -1 means half of all.
-        nll_weight: weight of ``nll`` beside that loss.
-        loss_width: beam width of the search for answers.
-        loss_margin: of ``margin`` and ``softmax_margin``; loss_beta: inverse temperature of the list, of all but
-            ``margin``.
+        label_smoothing: mass spread evenly over all answers.
         average: decay of an exponential moving average of the weights, which is what is evaluated and kept;
             0 keeps the plain weights.
-        metric: dev metric that chooses the best model (``loss``, ``accuracy``, ``cer``, ``wer``, ``bleu``, ...).
+        metric: dev metric that chooses the best model.
         patience: epochs without improvement before stopping; 0 never stops early.
         seed: of everything random.
         precision: ``32-true``, ``bf16-mixed`` or ``16-mixed``.
@@ -54,14 +60,15 @@ class TrainingConfig:
         threads: CPU threads while training; 0 leaves torch's choice. Results are the same to the bit only for the
             same number; on a machine that others use, 1 can be several times faster than all.
         checkpoint_every: steps between checkpoints inside an epoch; each epoch ends with one anyway.
+        checkpoint_seconds: an epoch that ends sooner than this after the last checkpoint writes none, unless training
+            ends or is stopped with it; a kill then repeats that much, to the same result.
 
-    >>> TrainingConfig(epochs=3).optimiser
+    >>> TrainerConfig(epochs=3).optimiser
     'adamw'
     """
 
     epochs: int = 0
     batch_size: int = 32
-    batch_tokens: int = 0
     optimiser: OptimiserName = "adamw"
     learning_rate: float = 3e-3
     weight_decay: float = 0.1
@@ -73,66 +80,118 @@ class TrainingConfig:
     warmup: int = 100
     plateau_factor: float = 0.5
     plateau_patience: int = 2
-    teacher_forcing: float = 1.0
-    teacher_forcing_end: float = 0.0
-    teacher_forcing_schedule: ForcingSchedule = "constant"
     label_smoothing: float = 0.1
-    loss: LossName = "nll"
-    loss_after: int = -1
-    nll_weight: float = 0.3
-    loss_width: int = 5
-    loss_margin: float = 1.0
-    loss_beta: float = 1.0
     average: float = 0.999
-    metric: str = "cer"
+    metric: str = "loss"
     patience: int = 0
     seed: int = 0
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: int = 0
     checkpoint_every: int = 1000
+    checkpoint_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"training.{name} must be at least 1, got {getattr(self, name)}")
-        for name in (
-            "epochs",
-            "batch_tokens",
-            "weight_decay",
-            "momentum",
-            "clip",
-            "warmup",
-            "patience",
-            "plateau_patience",
-            "seed",
-            "threads",
-        ):
-            if not getattr(self, name) >= 0:  # NaN too
-                raise ConfigError(f"training.{name} must be 0 or more, got {getattr(self, name)}")
+        self._check_least(1, "batch_size", "checkpoint_every")
+        self._check_least(0, "epochs", "weight_decay", "momentum", "clip", "warmup", "patience", "plateau_patience")
+        self._check_least(0, "seed", "threads", "checkpoint_seconds")
         if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
             raise ConfigError(f"training.learning_rate must be positive, got {self.learning_rate}")
-        for name in ("teacher_forcing", "teacher_forcing_end"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"training.{name} must be in [0, 1], got {getattr(self, name)}")
         for name in ("label_smoothing", "average"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"training.{name} must be in [0, 1), got {getattr(self, name)}")
         for name in ("plateau_factor", "beta2"):
             if not 0 < getattr(self, name) < 1:
                 raise ConfigError(f"training.{name} must be in (0, 1), got {getattr(self, name)}")
-        self._check_loss()
         metric_direction(self.metric)
+
+    def _check_least(self, least: int, *names: str) -> None:
+        for name in names:
+            if not getattr(self, name) >= least:  # NaN too
+                bound = "at least 1" if least else "0 or more"
+                raise ConfigError(f"training.{name} must be {bound}, got {getattr(self, name)}")
+
+    def _check_name(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in choices:
+            raise ConfigError(f"training.{name} `{value}` is not known; {nearest(str(value), choices)}")
+
+    def forcing_at(self, share: float) -> float | None:
+        """Teacher forcing when ``share`` in [0, 1] of the training is done; None where there is no such thing.
+
+        >>> TrainerConfig().forcing_at(0.5) is None
+        True
+        """
+        return None
+
+    def planned(self, batches: int) -> Self:
+        """The same with the number of epochs settled for so many batches an epoch.
+
+        A small file wants many passes: 4,000 steps are the aim, 200 epochs the most; both grow with a warm-up of more
+        than 800 steps, which is a fifth of the whole at most.
+
+        >>> [TrainerConfig().planned(batches).epochs for batches in (1, 40, 400)]
+        [200, 100, 20]
+        >>> [TrainerConfig(warmup=4000).planned(batches).epochs for batches in (1, 40, 400)]
+        [1000, 500, 50]
+        >>> TrainerConfig(epochs=3).planned(40).epochs
+        3
+        """
+        aim = max(4000, 5 * self.warmup)
+        return replace(self, epochs=self.epochs or min(aim // 20, max(20, math.ceil(aim / max(1, batches)))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(TrainerConfig):
+    """How a model of sequences is trained: what :class:`TrainerConfig` has, and what follows.
+
+    Attributes:
+        batch_size: pairs per step.
+        batch_tokens: symbols per step at most instead, sources and targets with padding; 0 goes by ``batch_size``.
+        teacher_forcing: probability of feeding the true previous symbol; ``teacher_forcing_end`` its last value.
+        teacher_forcing_schedule: ``constant``, ``linear`` or ``inverse_sigmoid`` between the two.
+        loss: ``nll`` (each symbol's likelihood), or a loss over lists of the model's ``loss_width`` best answers and
+            the right one: ``margin`` (the right one leads the others by ``loss_margin`` nats), ``risk`` (expected edit
+            distance), ``softmax_margin`` (likelihood in the list, answers favoured by ``loss_margin`` times their edit
+            distance) or ``mce`` (errors counted softly). A step then takes several times as long.
+        loss_after: epochs of ``nll`` before that loss; -1 means half of all.
+        nll_weight: weight of ``nll`` beside that loss.
+        loss_width: beam width of the search for answers.
+        loss_margin: of ``margin`` and ``softmax_margin``; loss_beta: inverse temperature of the list, of all but
+            ``margin``.
+        metric: dev metric that chooses the best model (``loss``, ``accuracy``, ``cer``, ``wer``, ``bleu``, ...).
+
+    >>> TrainingConfig(epochs=3).optimiser
+    'adamw'
+    """
+
+    batch_tokens: int = 0
+    teacher_forcing: float = 1.0
+    teacher_forcing_end: float = 0.0
+    teacher_forcing_schedule: ForcingSchedule = "constant"
+    loss: LossName = "nll"
+    loss_after: int = -1
+    nll_weight: float = 0.3
+    loss_width: int = 5
+    loss_margin: float = 1.0
+    loss_beta: float = 1.0
+    metric: str = "cer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_least(0, "batch_tokens")
+        for name in ("teacher_forcing", "teacher_forcing_end"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"training.{name} must be in [0, 1], got {getattr(self, name)}")
+        self._check_loss()
         if "@" in self.metric:
             raise ConfigError(
                 f"training.metric must be one that a single answer has, got `{self.metric}`; use `wer` or `cer`"
             )
 
     def _check_loss(self) -> None:
-        if self.loss not in get_args(LossName):
-            raise ConfigError(f"training.loss `{self.loss}` is not known; {nearest(self.loss, get_args(LossName))}")
-        if self.loss_width < 1:
-            raise ConfigError(f"training.loss_width must be at least 1, got {self.loss_width}")
+        self._check_name("loss", get_args(LossName))
+        self._check_least(1, "loss_width")
         if self.loss_after < -1:
             raise ConfigError(f"training.loss_after must be 0 or more, or -1 for half, got {self.loss_after}")
         for name in ("nll_weight", "loss_margin"):
@@ -146,23 +205,76 @@ class TrainingConfig:
                 f"got {self.loss_after}; lower it or leave it out for half"
             )
 
-    def planned(self, batches: int) -> TrainingConfig:
-        """The same with the number of epochs settled for so many batches an epoch, and when the loss begins.
+    def forcing_at(self, share: float) -> float:
+        """Probability of feeding the true previous symbol when ``share`` in [0, 1] of the training is done.
 
-        A small file wants many passes: 4,000 steps are the aim, 200 epochs the most; both grow with a warm-up of more
-        than 800 steps, which is a fifth of the whole at most.
+        >>> TrainingConfig(teacher_forcing=0.8, teacher_forcing_schedule="linear").forcing_at(0.5)
+        0.4
+        """
+        return teacher_forcing_at(self.teacher_forcing_schedule, self.teacher_forcing, self.teacher_forcing_end, share)
 
-        >>> [TrainingConfig().planned(batches).epochs for batches in (1, 40, 400)]
-        [200, 100, 20]
-        >>> [TrainingConfig(warmup=4000).planned(batches).epochs for batches in (1, 40, 400)]
-        [1000, 500, 50]
-        >>> TrainingConfig(epochs=3).planned(40).epochs
-        3
+    def planned(self, batches: int) -> Self:
+        """As that of :class:`TrainerConfig`, and when the loss begins.
+
         >>> TrainingConfig(epochs=15, loss="risk").planned(40).loss_after
         7
         """
-        aim = max(4000, 5 * self.warmup)
-        epochs = self.epochs or min(aim // 20, max(20, math.ceil(aim / max(1, batches))))
+        planned = super().planned(batches)
         if self.loss != "nll" and self.loss_after < 0:
-            return replace(self, epochs=epochs, loss_after=epochs // 2)
-        return replace(self, epochs=epochs)
+            return replace(planned, loss_after=planned.epochs // 2)
+        return planned
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassTraining(TrainerConfig):
+    """How a classifier is trained: what :class:`TrainerConfig` has, and what follows.
+
+    Attributes:
+        epochs: 0 means 30, and more where those are under 1,200 steps, up to 60.
+        batch_size: images per step.
+        loss: of the class energies: ``nll``, ``softmax_margin``, ``sparsemax`` and ``entmax15`` (Fenchel-Young losses)
+            look at all classes; ``hinge``, ``perceptron``, ``log``, ``simple``, ``square_square``,
+            ``square_exponential`` and ``mce`` at the right class and the most offending wrong one.
+        loss_margin: of ``hinge``, ``softmax_margin``, ``simple`` and ``square_square``.
+        loss_beta: inverse temperature of ``nll``, ``softmax_margin`` and ``mce``; above 0.
+        label_smoothing: of ``nll`` alone.
+        mixup: two images are blended with a weight from Beta(mixup, mixup), and so are their losses; 0 is off.
+        metric: dev metric that chooses the best epoch: ``accuracy``, ``f1``, ``loss`` (mean negative log-likelihood,
+            whatever the training loss) or ``ece``.
+        checkpoint_seconds: an epoch of images may take a second; writing all that resuming needs takes as long.
+
+    >>> ClassTraining(loss="hinge").metric
+    'accuracy'
+    >>> [ClassTraining().planned(batches).epochs for batches in (1, 30, 400)]
+    [60, 40, 30]
+    """
+
+    batch_size: int = 64
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.05
+    clip: float = 0.0
+    loss: ClassLossName = "nll"
+    loss_margin: float = 1.0
+    loss_beta: float = 1.0
+    mixup: float = 0.0
+    average: float = 0.99
+    metric: str = "accuracy"
+    checkpoint_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_name("loss", get_args(ClassLossName))
+        for name in ("mixup", "loss_margin"):
+            if not 0 <= getattr(self, name) < math.inf:  # NaN too
+                raise ConfigError(f"training.{name} must be 0 or more and finite, got {getattr(self, name)}")
+        if not 0 < self.loss_beta < math.inf:
+            raise ConfigError(f"training.loss_beta must be above 0 and finite, got {self.loss_beta}")
+        self._check_name("metric", CLASS_METRICS)
+
+    def planned(self, batches: int) -> Self:
+        """The same with the number of epochs settled for so many batches an epoch.
+
+        >>> ClassTraining(epochs=3).planned(40).epochs
+        3
+        """
+        return replace(self, epochs=self.epochs or min(60, max(30, math.ceil(1200 / max(1, batches)))))

@@ -27,15 +27,17 @@ from thalweg.learning.optimisers import (
     Plateau,
     build_optimiser,
     learning_rate_factor,
-    teacher_forcing_at,
 )
-from thalweg.learning.settings import TrainingConfig
+from thalweg.learning.settings import TrainerConfig
 from thalweg.metrics import metric_direction
 
 __all__ = ["Batched", "Progress", "Trainer", "Watch", "resolve_device"]
 
 Listener = Callable[[dict[str, Any]], None]
 B = TypeVar("B", covariant=True)
+
+# Steps between two looks at the loss where a look makes the accelerator wait.
+LOOK_EVERY = 50
 
 
 class Batched(Protocol[B]):
@@ -83,6 +85,7 @@ class Progress:
     norm_count: int = 0
     seconds: float = 0.0
     epoch_seconds: float = 0.0
+    data_seconds: float = 0.0
     waited: int = 0
     best_epoch: int = 0
     best_value: float | None = None
@@ -108,11 +111,15 @@ class Trainer:
         model: trained in place.
         config: how.
         loss: ``(model, batch, teacher_forcing) -> (sum of losses, number of terms)``; the step minimises their ratio.
+            Teacher forcing is 1 where the config has none.
         evaluate: ``model -> {metric: value}`` on the dev data; must not draw from torch's global generator.
         directory: where ``model.safetensors`` (best) and ``last.safetensors`` (to resume) go.
         meta: JSON metadata that makes ``model.safetensors`` self-contained.
         listener: called with event dictionaries: ``step``, ``epoch``, ``end``, ``interrupted``, ``gradients``.
         watch: looks at every so many steps; each look is a ``gradients`` event.
+
+    The ``epoch`` event says how long the epoch took (``train_seconds``) and how much of that was spent waiting for
+    batches (``data_seconds``).
 
     Same seed and machine give the same weights; a resumed run ends with the same bits as an uninterrupted one on the
     CPU, because the checkpoint holds weights, optimiser, average, random state and the place in the epoch.
@@ -124,7 +131,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        config: TrainingConfig,
+        config: TrainerConfig,
         *,
         loss: Callable[[nn.Module, Any, float], tuple[Tensor, int]],
         evaluate: Callable[[nn.Module], dict[str, float]],
@@ -163,8 +170,12 @@ class Trainer:
             moving = [name for name, value in followed.items() if value.is_floating_point()]
             self._averaged = [self.average[name] for name in moving]
             self._followed = [followed[name] for name in moving]
-        self._forcing = config.teacher_forcing
+        self._forcing = config.forcing_at(0.0)
         self._stop = threading.Event()
+        # On CUDA a loss is only looked at now and then: each look would make the device wait for the next step.
+        self._lazy = self.fabric.device.type == "cuda" and config.precision != "16-mixed"
+        self._unseen: tuple[Tensor, Tensor] | None = None
+        self._saved = time.monotonic()
 
     @property
     def device(self) -> torch.device:
@@ -194,8 +205,10 @@ class Trainer:
         progress, count = self.progress, len(batches)
         self.model.train()
         began, before = time.perf_counter(), progress.epoch_seconds
+        waiting = began
         for batch in batches.iterate(progress.epoch, progress.batch):
             batch = batch.to(self.device)
+            progress.data_seconds += time.perf_counter() - waiting
             self._step(batch, plateau.current, total=count * self.config.epochs)
             progress.batch += 1
             progress.step += 1
@@ -205,6 +218,9 @@ class Trainer:
                 return False
             if progress.step % self.config.checkpoint_every == 0 and progress.batch < count:
                 self._save_last()
+            waiting = time.perf_counter()
+        self._look()
+        progress.epoch_seconds = before + time.perf_counter() - began
         return True
 
     def _step(self, batch: Any, plateau: float, *, total: int) -> None:
@@ -212,55 +228,70 @@ class Trainer:
         factor = plateau * learning_rate_factor(config.schedule, progress.step, warmup=config.warmup, total=total)
         for group in self.optimiser.param_groups:
             group["lr"] = config.learning_rate * factor
-        share = progress.step / max(1, total - 1)
-        forcing = teacher_forcing_at(
-            config.teacher_forcing_schedule, config.teacher_forcing, config.teacher_forcing_end, share
-        )
-        self._forcing = forcing
+        self._forcing = config.forcing_at(progress.step / max(1, total - 1))
         watch = self.watch if self.watch is not None and progress.step % self.watch.every == 0 else None
         if watch is not None:
             watch.begin(self.raw)
-        summed, terms = self.loss(self.model, batch, forcing)
+        summed, terms = self.loss(self.model, batch, 1.0 if self._forcing is None else self._forcing)
         self.optimiser.zero_grad(set_to_none=True)
         self.fabric.backward(summed / terms)
         if watch is not None:
             watch.gradients(self._scale())
-        if config.clip:
-            progress.norm_sum += self._clip(config.clip)
-            progress.norm_count += 1
-        value = float(summed.detach())
-        if not math.isfinite(value):
-            raise ThalwegError(
-                f"the loss became {value} at step {progress.step + 1}; expected a finite number: lower "
-                f"`learning_rate` (now {config.learning_rate * factor:g}) or `clip` (now {config.clip:g}), then resume"
-            )
+        norm = self._clip(config.clip) if config.clip else None
+        self._count(summed.detach(), norm, terms)
         self.optimiser.step()
         if watch is not None:
-            event = {"event": "gradients", "epoch": progress.epoch + 1, "step": progress.step, "loss": value / terms}
+            value = float(summed.detach()) / terms
+            event = {"event": "gradients", "epoch": progress.epoch + 1, "step": progress.step, "loss": value}
             self.listener(event | watch.finish())
-        progress.loss_sum += value
-        progress.loss_count += terms
         if self.average:
             self._update_average()
+
+    def _count(self, summed: Tensor, norm: Tensor | None, terms: int) -> None:
+        """Add a step's loss and gradient norm to those of the epoch."""
+        self.progress.loss_count += terms
+        self.progress.norm_count += norm is not None
+        nothing = torch.zeros((), dtype=torch.float64, device=summed.device) if self._lazy else None
+        if nothing is None:
+            self._add(float(summed), 0.0 if norm is None else float(norm))
+            return
+        loss, length = self._unseen or (nothing, nothing)
+        self._unseen = loss + summed, length if norm is None else length + norm
+        if (self.progress.step + 1) % LOOK_EVERY == 0:
+            self._look()
+
+    def _look(self) -> None:
+        """Take in what the accelerator has counted since the last look."""
+        if self._unseen is not None:
+            loss, norm = torch.stack(self._unseen).tolist()
+            self._unseen = None
+            self._add(loss, norm)
+
+    def _add(self, loss: float, norm: float) -> None:
+        if not math.isfinite(loss):
+            rate, step = self.optimiser.param_groups[0]["lr"], self.progress.step + 1
+            raise ThalwegError(
+                f"the loss became {loss} at step {step}; expected a finite number: lower "
+                f"`learning_rate` (now {rate:g}) or `clip` (now {self.config.clip:g}), then resume"
+            )
+        self.progress.loss_sum += loss
+        self.progress.norm_sum += norm
 
     def _scale(self) -> float:
         """What half precision has multiplied the loss by."""
         scaler = getattr(self.fabric.strategy.precision, "scaler", None)
         return 1.0 if scaler is None else float(scaler.get_scale())
 
-    def _clip(self, limit: float) -> float:
+    def _clip(self, limit: float) -> Tensor | None:
         """Scale the whole gradient down to norm ``limit``; returns the norm it had."""
         if self.config.precision == "32-true":
-            norm = nn.utils.clip_grad_norm_(self._parameters, limit, foreach=True)
-        else:
-            norm = self.fabric.clip_gradients(self.model, self.optimiser, max_norm=limit, error_if_nonfinite=False)
-        return 0.0 if norm is None else float(norm)
+            return nn.utils.clip_grad_norm_(self._parameters, limit, foreach=True)
+        return self.fabric.clip_gradients(self.model, self.optimiser, max_norm=limit, error_if_nonfinite=False)
 
     def _update_average(self) -> None:
         # A short memory at first, so that the random start is forgotten quickly.
         decay = min(self.config.average, (1 + self.progress.step) / (10 + self.progress.step))
-        for kept, value in zip(self._averaged, self._followed, strict=True):
-            kept.lerp_(value, 1 - decay)
+        torch._foreach_lerp_(self._averaged, self._followed, 1 - decay)  # type: ignore[attr-defined]
 
     def _close_epoch(self, plateau: Plateau) -> None:
         """Evaluate, keep the best, log, checkpoint, decide whether to go on."""
@@ -278,11 +309,13 @@ class Trainer:
         progress.seconds += progress.epoch_seconds + time.perf_counter() - began
         # Logged before it is saved: a kill in between repeats the epoch, and resuming drops what was logged too early.
         self.listener(self._epoch_event(metrics, best))
-        progress.batch, progress.epoch_seconds = 0, 0.0
+        progress.batch, progress.norm_count = 0, 0
+        progress.epoch_seconds = progress.data_seconds = 0.0
         progress.loss_sum = progress.loss_count = progress.norm_sum = 0.0
-        progress.norm_count = 0
         progress.finished = self._reason_to_end()
-        self._save_last()
+        recent = time.monotonic() - self._saved < self.config.checkpoint_seconds
+        if progress.finished or self._stop.is_set() or not recent:
+            self._save_last()
 
     def _keep_if_best(self, metrics: dict[str, float]) -> bool:
         """Write the model as it stands where its dev metric beats all before."""
@@ -306,10 +339,11 @@ class Trainer:
             "step": progress.step,
             "loss": progress.loss_sum / max(1.0, progress.loss_count),
             "learning_rate": self.optimiser.param_groups[0]["lr"],
-            "teacher_forcing": self._forcing,
-            "gradient_norm": progress.norm_sum / max(1, progress.norm_count),
+            **({} if self._forcing is None else {"teacher_forcing": self._forcing}),
+            **({"gradient_norm": progress.norm_sum / progress.norm_count} if progress.norm_count else {}),
             "seconds": progress.seconds,
             "train_seconds": progress.epoch_seconds,
+            "data_seconds": progress.data_seconds,
             "dev": metrics,
             "best": best,
         }
@@ -350,6 +384,7 @@ class Trainer:
             self.raw.load_state_dict(current)
 
     def _save_last(self) -> None:
+        self._look()
         tensors = {f"model.{name}": value for name, value in self.raw.state_dict().items()}
         tensors |= {f"average.{name}": value for name, value in self.average.items()}
         tensors |= flatten_optimiser(self.optimiser, "optimiser.")
@@ -358,6 +393,7 @@ class Trainer:
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
         meta = {**self.meta, "progress": vars(self.progress)}
         save_checkpoint(self.directory / "last.safetensors", Checkpoint(tensors, meta))
+        self._saved = time.monotonic()
 
     def _restore(self) -> None:
         path = self.directory / "last.safetensors"

@@ -20,11 +20,11 @@ from thalweg.errors import ConfigError, nearest
 from thalweg.learning.checkpoint import load_checkpoint, write_atomically
 from thalweg.metrics import Score
 from thalweg.recipes.experiments import Order, build_settings, perform
-from thalweg.tasks.config import SearchConfig, TransduceConfig, apply_overrides, as_settings, build_config, read_config
+from thalweg.tasks.config import SearchConfig, build_config, read_config
 from thalweg.tasks.evaluation import evaluate
+from thalweg.tasks.registry import Task, task_of
 from thalweg.tasks.report import write_report
 from thalweg.tasks.resuming import as_begun
-from thalweg.tasks.transduce import train
 from thalweg.tasks.transducer import load
 
 __all__ = ["Recipe", "RecipeResult", "list_recipes", "load_recipe", "run_recipe"]
@@ -40,8 +40,9 @@ class Recipe:
         name, title, note: what it is and what to know about it.
         published: metric -> figure published elsewhere (may be empty).
         seeds: one run each.
-        config: settings of a transduction run.
-        evaluations: what is measured after training: ``data``, ``k``, ``references``, ``name`` and search settings.
+        config: settings of a run of any task.
+        evaluations: what is measured after training: ``data``, ``k``, ``references``, ``name`` and search settings; of
+            images ``data``, ``k`` and ``name``. ``prefix`` comes before the names of its scores.
         model_of: another recipe whose trained runs are measured instead of training.
         examples: sources whose answers are shown at the end.
         experiment, settings: what is done instead of training a transducer; see ``thalweg.recipes.experiments``.
@@ -156,19 +157,19 @@ def run_recipe(
         for directory in directories:
             _remove_run(directory)
     trained = load_recipe(recipe.model_of) if recipe.model_of else recipe
+    task = task_of(trained.config, f"recipe {trained.name}")
     found: list[dict[str, Score]] = []
     for seed, directory in zip(chosen, directories, strict=True):
-        config = build_config(
-            apply_overrides(trained.config, [*overrides, f"training.seed={seed}"]),
-            where=f"recipe {trained.name}",
-        )
-        _check_settings(directory, config)
+        settings = task.overrides(trained.config, [*overrides, f"training.seed={seed}"])
+        config = task.build(settings, f"recipe {trained.name}")
+        _check_settings(directory, task, config)
         if not _complete(directory):
             resume = (directory / "last.safetensors").exists()
-            result = train(config, directory, resume=resume, listener=listener, root=root)
+            result = task.train(config, directory, resume=resume, listener=listener, root=root)
             if not result.reason:
                 return RecipeResult(out, None, [], finished=False)
-        found.append(_measure(recipe, directory, root, listener))
+        measure = _measure_images if task.name == "classify" else _measure
+        found.append(measure(recipe, directory, root, listener))
     table = _table(recipe, found)
     report = write_report(directories[0])
     scores = [{key: score.value for key, score in run.items()} for run in found]
@@ -204,14 +205,17 @@ def _remove_run(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _check_settings(directory: Path, config: TransduceConfig) -> None:
+def _check_settings(directory: Path, task: Task, config: Any) -> None:
     """A run that is already there must be the one that is asked for."""
     path = directory / "config.yaml"
     if not path.exists():
         return
-    before = as_settings(build_config(as_begun(read_config(path)), where=str(path)))
-    for section, settings in as_settings(config).items():
-        for key, value in settings.items():
+    raw = read_config(path)
+    if task_of(raw, str(path)).name != task.name:
+        raise ConfigError(f"{directory} holds a run of another task; use --fresh to replace it or choose another --out")
+    before = task.settings(task.build(as_begun(raw), str(path)))
+    for section, settings in task.settings(config).items():
+        for key, value in settings.items() if isinstance(settings, dict) else ():
             # The family comes first, so that what only one family has is never compared.
             was, settled_later = before[section].get(key), key == "epochs" and not value
             if was != value and not settled_later:
@@ -234,6 +238,19 @@ def _measure(recipe: Recipe, directory: Path, root: Path | None, listener: Liste
         options = {key: entry.pop(key) for key in ("k", "references", "name") if key in entry}
         how = build_config({"search": "beam", **entry}, SearchConfig, where=f"recipe {recipe.name}")
         result = evaluate(directory, spec, how=how, root=root, listener=listener, **options)
+        for key, score in result.scores.items():
+            scores[prefix + key] = dataclasses.replace(score, name=prefix + score.name)
+    return scores
+
+
+def _measure_images(recipe: Recipe, directory: Path, root: Path | None, listener: Listener | None) -> dict[str, Score]:
+    from thalweg.tasks.class_evaluation import evaluate as evaluate_images
+
+    scores: dict[str, Score] = {}
+    for entry in recipe.evaluations:
+        options = {key: value for key, value in entry.items() if key in ("k", "name")}
+        result = evaluate_images(directory, entry["data"], root=root, listener=listener, **options)
+        prefix = entry.get("prefix", "")
         for key, score in result.scores.items():
             scores[prefix + key] = dataclasses.replace(score, name=prefix + score.name)
     return scores

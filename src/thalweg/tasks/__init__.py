@@ -11,6 +11,7 @@ from thalweg.tasks.config import (
 from thalweg.tasks.evaluation import Evaluation, ExactReport, evaluate
 from thalweg.tasks.juries import open_runs
 from thalweg.tasks.report import write_report
+from thalweg.tasks.sweeping import SweepPlan, SweepResult, plan_sweep, run_sweep
 from thalweg.tasks.transduce import TrainResult, train
 from thalweg.tasks.transducer import Answer, Prediction, Source, Transducer, load
 
@@ -22,6 +23,8 @@ __all__ = [
     "Prediction",
     "SearchConfig",
     "Source",
+    "SweepPlan",
+    "SweepResult",
     "TrainResult",
     "TransduceConfig",
     "Transducer",
@@ -30,7 +33,9 @@ __all__ = [
     "evaluate",
     "load",
     "open_runs",
+    "plan_sweep",
     "read_config",
+    "run_sweep",
     "train",
     "write_report",
 ]

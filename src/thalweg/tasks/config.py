@@ -1,4 +1,9 @@
-"""Configs from YAML and ``key=value`` words: frozen, checked, with a remedy for every mistake."""
+"""Configs from YAML and ``key=value`` words: frozen, checked, with a remedy for every mistake.
+
+A task's config is a frozen dataclass of sections (``data``, ``model``, ``training`` ...), each a frozen dataclass of
+settings; the functions here work for any such class. Transduction is the default, and the one task whose ``model`` is
+of several families. Which task plain settings belong to is :mod:`thalweg.tasks.registry`'s question.
+"""
 
 from __future__ import annotations
 
@@ -100,12 +105,24 @@ def build_config(raw: Mapping[str, Any], kind: type[T] = TransduceConfig, *, whe
     ...
     thalweg.errors.ConfigError: config: `training.epocs` is not a setting; did you mean `epochs`?
     """
+    transduces = issubclass(kind, TransduceConfig)
+    if transduces:
+        raw = _without_task(raw, where)
     _check_keys(raw, kind, where, "")
     settings = dict(raw)
-    if isinstance(model := settings.get("model"), Mapping) and kind is TransduceConfig:
+    if isinstance(model := settings.get("model"), Mapping) and transduces:
         shape = {key: value for key, value in model.items() if key != "family"}
         settings["model"] = _validated(shape, FAMILIES[_family(model, where)], where, "model.")
     return _validated(settings, kind, where, "")
+
+
+def _without_task(raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Settings of a transduction without the word that they are."""
+    if not isinstance(raw, Mapping) or "task" not in raw:
+        return raw
+    if raw["task"] != "transduce":
+        raise ConfigError(f"{where}: expected settings of the task transduce, got those of `{raw['task']}`")
+    return {key: value for key, value in raw.items() if key != "task"}
 
 
 def _validated(raw: Mapping[str, Any], kind: type[T], where: str, prefix: str) -> T:
@@ -152,49 +169,76 @@ def _remedy(key: str, choices: Iterable[str], family: str = "") -> str:
     return f"; {nearest(key, choices)}"
 
 
-def apply_overrides(raw: Mapping[str, Any], words: Iterable[str]) -> dict[str, Any]:
+def apply_overrides(raw: Mapping[str, Any], words: Iterable[str], kind: type | None = None) -> dict[str, Any]:
     """Settings with ``key=value`` words laid over them; a key may leave out its section where that is unambiguous.
 
     Which settings a model has depends on its family: that of ``raw``, or the one that the words tell. The map of
-    attention, ``model.attention_map``, may be written ``attention.map``.
+    attention, ``model.attention_map``, may be written ``attention.map``. Where a setting is a list, ``32,64`` and a
+    single ``32`` are one too.
+
+    Args:
+        raw: settings as a YAML file holds them; left as they are.
+        words: ``key=value`` or ``section.key=value``, each value as YAML.
+        kind: the config that the settings are for; a transduction's by default.
 
     >>> apply_overrides({"model": {"hidden": 64}}, ["hidden=128", "training.epochs=3"])
     {'model': {'hidden': 128}, 'training': {'epochs': 3}}
     """
-    import yaml
-
     words = list(words)
+    kind = kind or TransduceConfig
     result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
-    family = _family_told(raw.get("model"), words)
-    homes: dict[str, list[str]] = {}
-    for section, kind in get_type_hints(TransduceConfig).items():
-        keys = {**family_keys(family), "family": str} if section == "model" else get_type_hints(kind)
-        for key in keys:
-            homes.setdefault(key, []).append(section)
+    family = _family_told(raw.get("model"), words) if kind is TransduceConfig else ""
+    sections = _sections(kind, family)
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise ConfigError(f"expected `key=value`, got `{word}`; for example `hidden=256`")
-        key = key.strip()
-        section, dot, leaf = _ALIASES.get(key, key).partition(".")
-        if not dot:
-            leaf = section
-            if leaf not in homes:
-                raise ConfigError(f"`{leaf}` is not a setting{_remedy(leaf, homes, family)}")
-            if len(homes[leaf]) > 1:
-                places = ", ".join(f"`{home}.{leaf}`" for home in homes[leaf])
-                raise ConfigError(f"`{leaf}` is ambiguous; write one of {places}")
-            section = homes[leaf][0]
-        try:
-            parsed = yaml.safe_load(value)
-        except yaml.YAMLError:
-            parsed = value
+            raise ConfigError(f"expected `key=value`, got `{word}`; for example `epochs=30`")
+        section, leaf = _place(key.strip(), sections, family)
         home = result.setdefault(section, {})
         if home is None:  # an empty section of a YAML file
             home = result[section] = {}
         if isinstance(home, dict):  # anything else is for `build_config` to refuse
-            home[leaf] = "" if parsed is None else parsed
+            home[leaf] = _value(value, sections.get(section, {}).get(leaf))
     return result
+
+
+def _sections(kind: type, family: str) -> dict[str, dict[str, Any]]:
+    """The settings of each section of a config, and their types."""
+    return {
+        section: {**family_keys(family), "family": str} if hint == ModelConfig else get_type_hints(hint)
+        for section, hint in get_type_hints(kind).items()
+        if hint == ModelConfig or dataclasses.is_dataclass(hint)
+    }
+
+
+def _place(key: str, sections: Mapping[str, Mapping[str, Any]], family: str) -> tuple[str, str]:
+    """Section and name of a setting that a word gives."""
+    section, dot, leaf = (_ALIASES.get(key, key) if family else key).partition(".")
+    if dot:
+        return section, leaf
+    homes = [name for name, keys in sections.items() if section in keys]
+    if not homes:
+        choices = {each for keys in sections.values() for each in keys}
+        raise ConfigError(f"`{section}` is not a setting{_remedy(section, choices, family)}")
+    if len(homes) > 1:
+        places = ", ".join(f"`{home}.{section}`" for home in homes)
+        raise ConfigError(f"`{section}` is ambiguous; write one of {places}")
+    return homes[0], section
+
+
+def _value(text: str, hint: Any) -> Any:
+    import yaml
+
+    try:
+        parsed = yaml.safe_load(text)
+    except yaml.YAMLError:
+        parsed = text
+    kinds = [get_origin(each) for each in (hint, *get_args(hint))]
+    if tuple in kinds and "," in text and not isinstance(parsed, list):
+        return [_value(part, None) for part in text.split(",") if part.strip()]
+    if kinds[0] is tuple and not isinstance(parsed, list):
+        return [] if parsed is None else [parsed]
+    return "" if parsed is None else parsed
 
 
 def _family_told(model: object, words: Iterable[str]) -> str:
@@ -238,18 +282,26 @@ def read_config(path: Path) -> dict[str, Any]:
     return raw
 
 
-def as_settings(config: TransduceConfig) -> dict[str, Any]:
-    """Plain dictionaries that :func:`build_config` takes back; the model's family is named.
+def as_settings(config: Any) -> dict[str, Any]:
+    """Plain dictionaries and lists that :func:`build_config` takes back; the family of a transducer's model is named.
 
     >>> as_settings(TransduceConfig())["model"]["family"]
     'recurrent'
     """
-    settings = dataclasses.asdict(config)
-    settings["model"] = {"family": family_name(config.model), **settings["model"]}
+    settings = _plain(dataclasses.asdict(config))
+    if isinstance(config, TransduceConfig):
+        settings["model"] = {"family": family_name(config.model), **settings["model"]}
     return settings
 
 
-def to_yaml(config: TransduceConfig) -> str:
+def _plain(value: Any) -> Any:
+    """Tuples as the lists that JSON and YAML make of them, so that settings compare equal after a round trip."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def to_yaml(config: Any) -> str:
     """A config as YAML that :func:`read_config` reads back.
 
     >>> "epochs: 3" in to_yaml(build_config({"training": {"epochs": 3}}))

@@ -43,11 +43,12 @@ def as_begun(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_continues(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with another model, other symbols or another order of the data.
+    """Refuse to go on with another task, another model, other symbols or classes, or another order of the data.
 
     Args:
         path: the checkpoint, for the message.
-        before, now: metadata (``config``, ``source``, ``target``) of the checkpoint and of the continuation.
+        before, now: metadata of the checkpoint and of the continuation: ``task``, ``config``, ``data``, and ``source``
+            and ``target`` or ``classes``.
 
     >>> old = {"config": {"model": {"hidden": 64}, "training": {}}, "progress": {"epoch": 3}}
     >>> new = {"config": {"model": {"hidden": 32}, "training": {}}}
@@ -56,6 +57,11 @@ def check_continues(path: Path, before: Mapping[str, Any], now: Mapping[str, Any
     ...
     thalweg.errors.CheckpointError: last.safetensors: expected model.hidden=64 as before, got 32; ...
     """
+    task = now.get("task", "transduce")
+    items = "images" if task == "classify" else "pairs"
+    kind = {"transduce": "a transduction", "classify": "a classification"}.get(task, f"a {task}")
+    if before.get("task", task) != task:
+        raise CheckpointError(f"{path}: expected {kind} run, got one of {before['task']}; name another run")
     try:
         int(before["progress"]["epoch"])
         old, new = before["config"], now["config"]
@@ -65,22 +71,23 @@ def check_continues(path: Path, before: Mapping[str, Any], now: Mapping[str, Any
             (name := f"{section}.{key}"): (old[section].get(key, UNSAID.get(name, value)), value)
             for section, key, value in settings
         }
-        sides = [side for side in ("source", "target") if before.get(side) != now.get(side)]
+        sides = " and ".join(side for side in ("source", "target") if before.get(side) != now.get(side))
+        other = f"{sides} symbols" if sides else "classes" if before.get("classes") != now.get("classes") else ""
         other_data = before.get("data") != now.get("data")
     except (KeyError, AttributeError, TypeError, ValueError):
-        raise CheckpointError(f"{path}: expected a transduction run, got another kind; name another run") from None
+        raise CheckpointError(f"{path}: expected {kind} run, got another kind; name another run") from None
     for key, (was, value) in pairs.items():
         if was != value:
             raise CheckpointError(
                 f"{path}: expected {key}={was} as before, got {value}; keep it or choose another --out"
             )
-    if sides:
+    if other:
         raise CheckpointError(
-            f"{path}: expected the {' and '.join(sides)} symbols it was trained on, got others; "
+            f"{path}: expected the {other} it was trained on, got others; "
             "resume with the same data or choose another --out"
         )
     if other_data:
         raise CheckpointError(
-            f"{path}: expected the training pairs it was begun with, got others; "
+            f"{path}: expected the training {items} it was begun with, got others; "
             "resume with the same data or choose another --out"
         )

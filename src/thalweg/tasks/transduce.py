@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 import thalweg
 from thalweg.data import Alphabet, Batch, Batches, Example, PairFile, Symbols, guess_symbols
 from thalweg.errors import ConfigError, DataError
-from thalweg.learning.checkpoint import Checkpoint, load_checkpoint, write_atomically
+from thalweg.learning.checkpoint import load_checkpoint, write_atomically
 from thalweg.learning.losses import sequence_nll
 from thalweg.learning.sequence_losses import SequenceLoss
 from thalweg.learning.trainer import Trainer, Watch
@@ -24,27 +23,11 @@ from thalweg.metrics import score_strings
 from thalweg.tasks.config import TransduceConfig, as_settings, to_yaml
 from thalweg.tasks.models import SequenceModel, build_model
 from thalweg.tasks.resuming import check_continues
+from thalweg.tasks.running import Listener, RunLog, TrainResult, goes_on
 from thalweg.tasks.sides import Side, tag_symbol
 from thalweg.tasks.transducer import Transducer, open_pairs
 
 __all__ = ["Prepared", "TrainResult", "prepare", "train", "words_of"]
-
-Listener = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """What training gave: where the run is, why it ended ("" when interrupted), the best epoch and its metrics.
-
-    >>> TrainResult(Path("runs/names"), "epochs", 12, {"wer": 0.2}, 90.0).best_epoch
-    12
-    """
-
-    run: Path
-    reason: str
-    best_epoch: int
-    best: dict[str, float]
-    seconds: float
 
 
 def train(
@@ -72,11 +55,7 @@ def train(
     thalweg.errors.ConfigError: no training data: give `--data train.tsv` or `data.train` in the config
     """
     out = Path(out)
-    if (out / "last.safetensors").exists() and not resume:
-        raise ConfigError(f"{out} holds a run already; resume it with --resume or choose another --out")
-    if resume and not (out / "last.safetensors").exists():
-        # A kill before the first checkpoint leaves nothing to go on from: the same start is the same run.
-        resume = False
+    resume = goes_on(out, resume)
     training, dev = _read_splits(config, root)
     source, target = _sides(config, training)
     batches = Batches(
@@ -98,7 +77,7 @@ def train(
         "longest": longest,
         "data": _digest(training),
     }
-    log = _Log(out / "log.jsonl", listener)
+    log = RunLog(out / "log.jsonl", listener)
     objective = SequenceLoss(config.training, model, max_length=2 * longest + 10)
     trainer = Trainer(
         model,
@@ -120,7 +99,7 @@ def train(
         stray.unlink()  # a kill in the middle of a write leaves one
     write_atomically(out / "config.yaml", to_yaml(config).encode())
     log(_start_event(trainer, training, dev, source, target, resume))
-    log.pairs = len(training)
+    log.items = len(training)
     progress = trainer.fit(batches, resume=resume)
     return TrainResult(out, progress.finished, progress.best_epoch, progress.best_metrics, progress.seconds)
 
@@ -265,39 +244,3 @@ def _start_event(
 
 def _tags(source: Side) -> dict[str, int]:
     return {"features": len(source.features)} if source.features else {}
-
-
-class _Log:
-    """Appends events to ``log.jsonl`` and passes them on."""
-
-    def __init__(self, path: Path, listener: Listener | None):
-        self.path, self.listener, self.pairs = path, listener, 0
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        if event["event"] == "epoch" and self.pairs:
-            event["pairs_per_second"] = self.pairs / max(event["train_seconds"], 1e-9)
-        if event["event"] != "step":
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(event, ensure_ascii=False) + "\n")
-        if self.listener:
-            self.listener(event)
-
-    def clear(self) -> None:
-        self.path.unlink(missing_ok=True)
-
-    def cut(self, last: Checkpoint) -> None:
-        """Drop what was logged after the checkpoint: those epochs are run again."""
-        epoch, step = (int(last.meta["progress"][key]) for key in ("epoch", "step"))
-        kept = []
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-        for line in lines:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # a kill can leave half a line
-            later = event.get("event") == "epoch" and event["epoch"] > epoch
-            later = later or (event.get("event") == "gradients" and event["step"] >= step)
-            if event.get("event") not in ("end", "interrupted") and not later:
-                kept.append(line)
-        write_atomically(self.path, "".join(f"{line}\n" for line in kept).encode())

@@ -9,6 +9,7 @@ from string import Template
 from thalweg.errors import DataError
 from thalweg.learning.checkpoint import write_atomically
 from thalweg.tasks.report.answers import answers_section
+from thalweg.tasks.report.classes import classes_section
 from thalweg.tasks.report.parts import commands, config_section, header, results, training
 from thalweg.tasks.report.run import RunRecord, read_run
 from thalweg.tasks.report.text import escape, foreign
@@ -51,7 +52,8 @@ def write_report(run: Path) -> Path:
 
 def _body(record: RunRecord) -> str:
     numbered = list(enumerate(record.evaluations, start=1))
-    answers = "".join(answers_section(evaluation, place) for place, evaluation in numbered)
+    section = classes_section if record.classifies else answers_section
+    answers = "".join(section(evaluation, place) for place, evaluation in numbered)
     links = [("results", "Results"), ("training", "Training")]
     links = [f'<a href="#{target}">{name}</a>' for target, name in links]
     links += [f'<a href="#evaluation-{place}">{foreign(each.name)}</a>' for place, each in numbered]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from thalweg.tasks.report.classes import image_commands, image_facts, plain_network
 from thalweg.tasks.report.plots import Curve, curve_svg
 from thalweg.tasks.report.run import EvaluationRecord, RunRecord, TrainingLog, as_number
 from thalweg.tasks.report.text import describe, duration, escape, figure, foreign, note
@@ -15,7 +16,17 @@ from thalweg.tasks.report.watched import watched_curves
 
 __all__ = ["commands", "config_section", "header", "results", "training"]
 
-NAMES = {"accuracy": "Accuracy", "cer": "CER", "wer": "WER", "bleu": "BLEU", "loss": "Loss"}
+NAMES = {
+    "accuracy": "Accuracy",
+    "cer": "CER",
+    "wer": "WER",
+    "bleu": "BLEU",
+    "loss": "Loss",
+    "f1": "Macro F1",
+    "nll": "NLL",
+    "brier": "Brier score",
+    "ece": "ECE",
+}
 REASONS = {"epochs": "all epochs done", "patience": "stopped early"}
 SAMPLED = ("temperature", "top_k", "sampling_seed")
 SETTINGS = {
@@ -32,7 +43,7 @@ SETTINGS = {
 EVERYWHERE = ("min_length", "max_length", "prefix", "lexicon", "k")
 OPTIONS = {"sampling_seed": "seed"}  # settings whose option has another name
 ALWAYS = ("diversity", "max_expansions")  # settings whose 0 is not the default
-TILES = ("accuracy", "cer", "wer", "bleu")
+TILES = ("accuracy", "cer", "wer", "bleu", "f1", "nll", "ece")
 
 
 def header(record: RunRecord) -> str:
@@ -72,6 +83,7 @@ def _facts(record: RunRecord) -> Iterable[tuple[str, str]]:
     yield "Development data", _file_fact(start.get("dev"))
     for side in ("source", "target"):
         yield f"{side.capitalize()} symbols", _symbols_fact(start.get(side))
+    yield from image_facts(start)
     yield "Model", describe(_shape(record.config.get("model")) or "")
     yield "Parameters", figure(start["parameters"]) if "parameters" in start else ""
     yield "Device", describe(start.get("device") or "")
@@ -83,6 +95,8 @@ def _shape(model: object) -> object:
     """A model's settings without those that do nothing in it."""
     if not isinstance(model, dict):
         return model
+    if "channels" in model and "head" in model:
+        return plain_network(model)
     idle = {
         "attention_dropout": not model.get("attention_dropout"),
         "encoder_layers": model.get("kind") == "causal",
@@ -94,8 +108,8 @@ def _shape(model: object) -> object:
 def _file_fact(value: object) -> str:
     if not isinstance(value, dict):
         return describe(value or "")
-    pairs = f"{figure(value['pairs'])} pairs" if "pairs" in value else ""
-    return " · ".join(part for part in (describe(value.get("path") or ""), pairs) if part)
+    counts = [f"{figure(value[unit])} {unit}" for unit in ("pairs", "images") if unit in value]
+    return " · ".join(part for part in (describe(value.get("path") or ""), *counts) if part)
 
 
 def _symbols_fact(value: object) -> str:
@@ -197,6 +211,7 @@ def _metrics_card(evaluation: EvaluationRecord) -> str:
         for score in scores
     )
     scale = "of 1, BLEU of 100" if any(score.key == "bleu" for score in scores) else "of 1"
+    scale += ", NLL in nats" if any(score.key == "nll" for score in scores) else ""
     return (
         f'<div class="card">{title}<p class="muted">{_conditions(metrics)}</p>{_exact(metrics)}<table class="metrics">'
         '<thead><tr><th>metric</th><th class="number">value</th><th class="number">95 % interval</th>'
@@ -217,8 +232,9 @@ def _conditions(metrics: dict[str, Any]) -> str:
         parts.append(escape(f"{precision} weights"))
     if metrics.get("references") == "any":
         parts.append("any of several references counts")
-    if (speed := as_number(metrics.get("words_per_second"))) is not None:
-        parts.append(f"{figure(round(speed))} words/s")
+    for unit in ("words", "images"):
+        if (speed := as_number(metrics.get(f"{unit}_per_second"))) is not None:
+            parts.append(f"{figure(round(speed))} {unit}/s")
     return " · ".join(parts)
 
 
@@ -339,10 +355,15 @@ def commands(record: RunRecord) -> str:
     """
     run = record.path.as_posix()
     lines = [("Evaluate", _evaluate(run, evaluation)) for evaluation in record.evaluations]
-    lines = lines or [("Evaluate", ["thalweg", "evaluate", run, "test.tsv"])]
+    if record.classifies:
+        lines = image_commands(run, record)
+    else:
+        lines = lines or [("Evaluate", ["thalweg", "evaluate", run, "test.tsv"])]
+        lines += [
+            ("Predict from the keyboard or a pipe", ["thalweg", "predict", run, "-", "--k", "5"]),
+            ("Predict a file", ["thalweg", "predict", run, "words.txt", "--k", "5"]),
+        ]
     lines += [
-        ("Predict from the keyboard or a pipe", ["thalweg", "predict", run, "-", "--k", "5"]),
-        ("Predict a file", ["thalweg", "predict", run, "words.txt", "--k", "5"]),
         ("Resume training", ["thalweg", "train", f"{run}/config.yaml", "--out", run, "--resume"]),
         ("Train again", ["thalweg", "train", f"{run}/config.yaml", "--out", f"{run}-again"]),
     ]

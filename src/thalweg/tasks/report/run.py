@@ -117,6 +117,8 @@ class EvaluationRecord:
     worst: list[list[str]] | None = None
     confusions: list[tuple[str, str, int]] | None = None
     attention: list[dict[str, Any]] | None = None
+    pictures: dict[str, Any] | None = None
+    """Of a classifier: its mistakes, what it looks at, its filters and maps."""
 
 
 @dataclass
@@ -133,6 +135,15 @@ class RunRecord:
     config: dict[str, Any] = field(default_factory=dict)
     log: TrainingLog | None = None
     evaluations: list[EvaluationRecord] = field(default_factory=list)
+
+    @property
+    def classifies(self) -> bool:
+        """Whether it is a run that classifies images.
+
+        >>> RunRecord(path=Path("r"), name="r", config={"task": "classify"}).classifies
+        True
+        """
+        return self.config.get("task") == "classify"
 
 
 def read_run(run: Path) -> RunRecord:
@@ -225,6 +236,8 @@ def _evaluation(folder: Path) -> EvaluationRecord:
     attention = _json(_text(folder / "attention.json"))
     if isinstance(attention, list):
         record.attention = [item for item in attention if isinstance(item, dict)]
+    pictures = _json(_text(folder / "pictures.json"))
+    record.pictures = pictures if isinstance(pictures, dict) else None
     return record
 
 
