@@ -6,6 +6,7 @@ The interpreter must be chosen before Triton is imported, which other tests may 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something that says there are kernels; what launches none can then be tried anywhere."""
-    monkeypatch.setattr(dispatch, "fixed_kernels", lambda device: SimpleNamespace())
+    monkeypatch.setattr(dispatch, "fixed_kernels", lambda device: SimpleNamespace(cut=lambda *given: None))
 
 
 def build(seed: int = 0, *, features=(), device: str = DEVICE, **settings) -> Transformer:
@@ -92,6 +93,36 @@ def check_steps(model: Transformer) -> None:
 )
 def test_step_by_step(norm: str, positions: str, activation: str) -> None:
     check_steps(build(norm=norm, positions=positions, activation=activation, max_positions=8))
+
+
+SOME = [
+    {"norm": "pre", "positions": "rotary", "activation": "swiglu"},
+    {"norm": "post", "positions": "learned", "activation": "relu", "max_positions": 8, "decoder_layers": 2},
+    {"norm": "post", "positions": "sinusoidal", "activation": "gelu", "embedding_norm": True},
+]
+
+
+@here_only
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("settings", SOME)
+def test_a_launch_for_every_layer(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from thalweg.kernels.gpu import decode_layer
+
+    monkeypatch.setattr(decode_layer, "FUSED_ROWS", 1024)
+    model = build(**settings)
+    assert FixedTransformer(model, 1, 1, 4, 3).cut is not None
+    check_steps(model)
+
+
+@here_only
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("settings", SOME)
+def test_layers_by_programs_that_meet(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from thalweg.kernels.gpu import decode_layer, decoding
+
+    shared = decode_layer.Cut(decode_layer.Tiles(4, 2), 2)
+    monkeypatch.setattr(decoding, "cut", lambda *given: shared)
+    check_steps(build(**settings))
 
 
 @here_only

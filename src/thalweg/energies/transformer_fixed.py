@@ -18,6 +18,7 @@ from thalweg.inference.captured import FixedPlan
 from thalweg.kernels import dispatch
 from thalweg.layers.padded import Padded
 from thalweg.layers.positions import rotary_table
+from thalweg.layers.transformer import TransformerLayer
 
 __all__ = ["FixedTransformer"]
 
@@ -62,6 +63,9 @@ class FixedTransformer:
         self.streams = room(2, rows, config.width)
         self.queries, self.reading = room(2, rows, config.width)
         self.inner = room(rows, config.feedforward)
+        # Where a layer is one launch: how it is cut, and a count of the programs that have met.
+        self.meetings = room(rows, dtype=torch.int32)
+        self.cut: Any = self.kernels.cut(self.streams[0], config.heads)
         self.logits, self.bias = room(rows, model.vocab_size, dtype=torch.float32), room(model.vocab_size)
         self.positions = model.position_table(capacity)
         # A recorded encoder reads its tables where they were: they must stay.
@@ -108,6 +112,7 @@ class FixedTransformer:
         for memory, found in zip(self.memories, encoded.memories, strict=True):
             memory.copy_(found)
         self.lengths.copy_(self.sources.mask.sum(dim=1))
+        self.meetings.zero_()
         rows = torch.arange(len(self.lineage), device=self.lineage.device, dtype=torch.int32)
         self.lineage[:, 0] = rows
         bias = self.model.never + self.model.unread
@@ -124,37 +129,83 @@ class FixedTransformer:
         if pending and model.config.norm == "pre":
             x.copy_(nn.functional.layer_norm(x, x.shape[1:], *pending))
             pending = None
+        way = self._layer if self.cut is None else self._fused_layer
         for layer, cache, memory in zip(model.decoder.each, self.caches, self.memories, strict=True):
-            assert layer.cross is not None
-            pre = layer.first
-            norm = _norm(ops, layer.attention_norm)
-            project = layer.attention.project
-            ops.project(*(x, project.weight, project.bias, self.queries, cache, position), norm if pre else pending)
-            if self.angles is not None:
-                ops.rotate(self.queries, cache, self.angles, position, layer.attention.heads)
-            ops.attend_past(self.queries, cache, self.lineage, position, layer.attention.heads, self.reading)
-            x, other = self._add(layer.attention.out, self.reading, x, other, pending), x
-            pending = None if pre else norm
-
-            norm = _norm(ops, layer.cross_norm)
-            query = layer.cross.query
-            ops.linear(x, query.weight, query.bias, self.queries, norm=norm if pre else pending)
-            ops.attend_source(self.queries, memory, self.lengths, layer.cross.heads, self.reading)
-            x, other = self._add(layer.cross.out, self.reading, x, other, pending), x
-            pending = None if pre else norm
-
-            norm, block = _norm(ops, layer.feedforward_norm), layer.feedforward
-            gate = None if block.gate is None else (block.gate.weight, block.gate.bias)
-            ops.linear(
-                *(x, block.up.weight, block.up.bias, self.inner),
-                norm=norm if pre else pending,
-                activation=block.activation,
-                gate=gate,
-            )
-            x, other = self._add(block.down, self.inner, x, other, pending), x
-            pending = None if pre else norm
+            x, other = way(layer, cache, memory, position, x, other, pending), x
+            pending = None if layer.first else _norm(ops, layer.feedforward_norm)
         last = pending if model.decoder.norm is None else _norm(ops, model.decoder.norm)
         return ops.linear(x, model.output.weight, self.bias, self.logits, norm=last)
+
+    def _layer(
+        self,
+        layer: TransformerLayer,
+        cache: Tensor,
+        memory: Tensor,
+        position: Tensor,
+        x: Tensor,
+        other: Tensor,
+        pending: Any,
+    ) -> Tensor:
+        """The stream after a layer, in ``other``; ``x`` is used up."""
+        assert layer.cross is not None
+        ops, pre = self.kernels, layer.first
+        norm = _norm(ops, layer.attention_norm)
+        self._project(layer, cache, position, x, norm if pre else pending)
+        ops.attend_past(self.queries, cache, self.lineage, position, layer.attention.heads, self.reading)
+        self._add(layer.attention.out, self.reading, x, other, pending)
+        pending = None if pre else norm
+
+        norm = _norm(ops, layer.cross_norm)
+        query = layer.cross.query
+        ops.linear(other, query.weight, query.bias, self.queries, norm=norm if pre else pending)
+        ops.attend_source(self.queries, memory, self.lengths, layer.cross.heads, self.reading)
+        self._add(layer.cross.out, self.reading, other, x, pending)
+        pending = None if pre else norm
+
+        norm, block = _norm(ops, layer.feedforward_norm), layer.feedforward
+        gate = None if block.gate is None else (block.gate.weight, block.gate.bias)
+        ops.linear(
+            *(x, block.up.weight, block.up.bias, self.inner),
+            norm=norm if pre else pending,
+            activation=block.activation,
+            gate=gate,
+        )
+        return self._add(block.down, self.inner, x, other, pending)
+
+    def _fused_layer(
+        self,
+        layer: TransformerLayer,
+        cache: Tensor,
+        memory: Tensor,
+        position: Tensor,
+        x: Tensor,
+        other: Tensor,
+        pending: Any,
+    ) -> Tensor:
+        """The same in one launch; with rotary positions, what is turned is made before."""
+        assert layer.cross is not None
+        ops, own, cross, block = self.kernels, layer.attention, layer.cross, layer.feedforward
+        norms = [_norm(ops, norm) for norm in (layer.attention_norm, layer.cross_norm, layer.feedforward_norm)]
+        norms = norms if layer.first else [pending, *norms[:2]]
+        if self.angles is not None:
+            self._project(layer, cache, position, x, norms[0])
+        matrices = (own.project, own.out, cross.query, cross.out, block.up, block.gate, block.down)
+        weights = (None if matrix is None else (matrix.weight, matrix.bias) for matrix in matrices)
+        rooms = ops.Rooms(
+            *(x, other, self.queries, self.reading, self.inner, cache, self.lineage, position, memory, self.lengths),
+            self.meetings,
+        )
+        return ops.layer(
+            *(self.cut, rooms, ops.Weights(*weights, block.activation, own.heads), tuple(norms)),
+            post=not layer.first,
+            projected=self.angles is not None,
+        )
+
+    def _project(self, layer: TransformerLayer, cache: Tensor, position: Tensor, x: Tensor, norm: Any) -> None:
+        project, heads = layer.attention.project, layer.attention.heads
+        self.kernels.project(x, project.weight, project.bias, self.queries, cache, position, norm)
+        if self.angles is not None:
+            self.kernels.rotate(self.queries, cache, self.angles, position, heads)
 
     def _add(self, layer: nn.Linear, x: Tensor, stream: Tensor, out: Tensor, pending: Any) -> Tensor:
         return self.kernels.linear(x, layer.weight, layer.bias, out, residual=stream, residual_norm=pending)
