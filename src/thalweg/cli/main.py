@@ -108,13 +108,14 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Thalweg turns pairs of strings into a trained, measured, usable model.
+    """Thalweg turns pairs of strings, or folders of images, into a trained, measured, usable model.
 
     \b
     Example:
       thalweg train --data train.tsv --dev dev.tsv --out runs/names
       thalweg evaluate runs/names test.tsv
       thalweg predict runs/names --text Hannah --k 5
+      thalweg train --task classify photos.zip --out runs/photos
     """
 
 

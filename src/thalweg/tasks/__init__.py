@@ -1,5 +1,8 @@
 """Whole jobs, composed from the other rooms by one config."""
 
+from thalweg.tasks.class_evaluation import evaluate as evaluate_images
+from thalweg.tasks.classifier import Classifier, load_classifier
+from thalweg.tasks.classify_settings import ClassifyConfig
 from thalweg.tasks.config import (
     DataConfig,
     SearchConfig,
@@ -10,6 +13,7 @@ from thalweg.tasks.config import (
 )
 from thalweg.tasks.evaluation import Evaluation, ExactReport, evaluate
 from thalweg.tasks.juries import open_runs
+from thalweg.tasks.registry import Task, task_named, task_of, train_settings
 from thalweg.tasks.report import write_report
 from thalweg.tasks.sweeping import SweepPlan, SweepResult, plan_sweep, run_sweep
 from thalweg.tasks.transduce import TrainResult, train
@@ -17,6 +21,8 @@ from thalweg.tasks.transducer import Answer, Prediction, Source, Transducer, loa
 
 __all__ = [
     "Answer",
+    "Classifier",
+    "ClassifyConfig",
     "DataConfig",
     "Evaluation",
     "ExactReport",
@@ -25,17 +31,23 @@ __all__ = [
     "Source",
     "SweepPlan",
     "SweepResult",
+    "Task",
     "TrainResult",
     "TransduceConfig",
     "Transducer",
     "apply_overrides",
     "build_config",
     "evaluate",
+    "evaluate_images",
     "load",
+    "load_classifier",
     "open_runs",
     "plan_sweep",
     "read_config",
     "run_sweep",
+    "task_named",
+    "task_of",
     "train",
+    "train_settings",
     "write_report",
 ]
