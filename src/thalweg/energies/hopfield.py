@@ -191,7 +191,7 @@ class HopfieldMemory(PatternStore):
         tensor([[0.5000, 0.5000]])
         """
         if self._is_attention(q):
-            return kernels.attend(q, self.patterns, self._beta)  # type: ignore[arg-type]
+            return kernels.attend(q, self._buffers["patterns"], self._beta)  # type: ignore[arg-type]
         memory, rows = self._seen(q)
         return memory.post(memory.mix(rows, memory.patterns)[0]).view(q.shape).to(self._dtype(q))
 
@@ -305,17 +305,23 @@ class HopfieldMemory(PatternStore):
         return torch.promote_types(q.dtype, self.patterns.dtype)
 
     def _is_attention(self, q: Tensor) -> bool:
-        """Whether an update is plain attention of rows (Q, D) to (N, D) patterns of one type, without gradients."""
-        patterns = self.patterns
+        """Whether an update is plain attention of rows (Q, D) to (N, D) patterns of one type, without gradients.
+
+        What belongs to a module is looked up where it is kept: asking for it by name takes as long as a small memory.
+        """
+        own = self.__dict__
+        patterns = own["_buffers"].get("patterns")  # a learned memory has a parameter of that name
+        if patterns is None or type(own["_beta"]) is not float or own["_buffers"].get("mask") is not None:
+            return False
+        separation, post = (own.get(name) or own["_modules"].get(name) for name in ("separation", "post"))
         return (
-            q.dim() == patterns.dim() == 2
-            and q.dtype is patterns.dtype is torch.float32
-            and q.shape[1] == patterns.shape[1]
-            and type(self._beta) is float
-            and self.log_beta is None
-            and self.mask is None
-            and type(self.separation) is Softmax
-            and type(self.post) is Identity
+            q.dtype is patterns.dtype is torch.float32
+            and len(shape := q.shape) == 2
+            and len(kept := patterns.shape) == 2
+            and shape[1] == kept[1]
+            and type(separation) is Softmax
+            and type(post) is Identity
+            and own["_parameters"].get("log_beta") is None
             and not (torch.is_grad_enabled() and (q.requires_grad or patterns.requires_grad))
         )
 

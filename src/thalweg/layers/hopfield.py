@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, ShapeError, nearest
 from thalweg.layers.hopfield_core import Association, merge_masks
-from thalweg.layers.separations import Separation
+from thalweg.layers.separations import Separation, Softmax
 from thalweg.layers.separations import separation as named_separation
 
 __all__ = ["Hopfield", "HopfieldOptions", "Normalised", "Static"]
@@ -128,6 +128,11 @@ class Hopfield(nn.Module):
         self._build_norms()
         self._build_projections(bias)
         self._build_beta(beta, learn_beta)
+        # Nothing but one attention: what surrounds it would take longer than a small one itself.
+        parts = (self.stored_norm, self.state_norm, self.values_norm, self.space_norm)
+        parts += (self.query, self.key, self.value, self.out)
+        plain = type(self.separation) is Softmax and (heads, dropout) == (1, 0.0)
+        self._bare = plain and batch_first and self._scale is not None and not zero_pattern and parts == (None,) * 8
 
     def _natural_width(self) -> int:
         if "stored" in self.static or "state" in self.static:
@@ -226,6 +231,12 @@ class Hopfield(nn.Module):
         A batch of 1 serves any batch on the other side. Time O(B H T N D) a step; memory O(B H (T + N) D) with the
         softmax, and O(B H T N) more with other separations.
         """
+        masked = key_padding_mask is not None or attention_mask is not None
+        if self._bare and self.steps == 1 and values is None and state is not None and not masked:
+            shape, asked = stored.shape, state.shape
+            if len(shape) == 3 and shape[::2] == asked[::2] and shape[2] == self.size and state.dtype is stored.dtype:
+                keys, states = stored.unsqueeze(1), state.unsqueeze(1)
+                return nn.functional.scaled_dot_product_attention(states, keys, keys, scale=self._scale).squeeze(1)
         start, read = self._associate(stored, state, values, key_padding_mask, attention_mask)
         found = start.settle(self.steps - 1, self.tolerance).read(read, self.dropout if self.training else 0.0)
         found = found.transpose(1, 2).flatten(2)
