@@ -67,7 +67,13 @@ def test_retrievals_compile_for_hopper(
     memory.settle(torch.zeros(Q, D), torch.zeros(N, D), 1.0, 2, 1e-4, mask, None)
     memory.associate(torch.zeros(Q, D), torch.zeros(N, D), torch.zeros(N, 33), 1.0, mask, None)
     # Shapes are those of the CPU here, where nothing can wait for one another.
-    way = {"weigh", "join_step"} if Q * N * D >= memory._LARGE and not masked else {"whole"} if D <= 128 else {"joint"}
+    way = (
+        {"weigh", "join_step"}
+        if Q >= memory._MANY and Q * N * D >= memory._LARGE and not masked
+        else {"whole"}
+        if D <= 128
+        else {"joint"}
+    )
     assert compiled == {"part", "join"} | way
 
 
@@ -122,6 +128,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every way to retrieve, whatever the size would choose."""
     if request.param == "by products":
         monkeypatch.setattr(gpu, "_LARGE", 0)
+        monkeypatch.setattr(gpu, "_MANY", 0)
         return request.param
     plan = gpu._joint_plan
     # The interpreter runs programs in turn: there they cannot wait for one another, so one must do. Elsewhere there are
@@ -188,6 +195,7 @@ def test_any_temperature(beta: float, way: str) -> None:
 @here_only
 def test_rows_of_weights_wider_than_a_program_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "_LARGE", 0)
+    monkeypatch.setattr(gpu, "_MANY", 0)
     monkeypatch.setattr(gpu, "_ROW", 16)
     monkeypatch.setattr(gpu, "_LOOKS", {1, 2, 3, 4})
     queries, patterns = random_memory((5, 70, 6))

@@ -6,15 +6,14 @@ One process decides and records; engines (:mod:`~thalweg.learning.sweep_local`,
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from thalweg.errors import ThalwegError
+from thalweg.learning.interrupts import interruptible
 from thalweg.learning.sweep_store import Store, Trial
 from thalweg.learning.sweep_work import Engine
 
@@ -80,7 +79,7 @@ class Sweep:
             if trial.state == "running" and not self.store.complete(trial):
                 self._schedule(trial)
         try:
-            with self._interruptible():
+            with interruptible(self._stop):
                 while not self._stop.is_set():
                     self._fill(time.monotonic() < until)
                     if not self._active:
@@ -162,22 +161,3 @@ class Sweep:
             self.store.fail(trial, f"seed {seed}: {event.get('error', 'the run was interrupted')}")
         else:
             self._queue.appendleft((trial, seed))
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the sweep with checkpoints; a second one ends it at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def ask(signum: int, frame: object) -> None:
-            if self._stop.is_set():
-                raise KeyboardInterrupt
-            self._stop.set()
-
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

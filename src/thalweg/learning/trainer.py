@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from thalweg.learning.checkpoint import (
     restore_optimiser,
     save_checkpoint,
 )
+from thalweg.learning.interrupts import interruptible
 from thalweg.learning.optimisers import (
     Plateau,
     build_optimiser,
@@ -189,7 +189,7 @@ class Trainer:
             self._restore()
         plateau = Plateau(factor=self.config.plateau_factor, patience=self.config.plateau_patience)
         plateau.current, plateau.waited = float(self.progress.plateau[0]), int(self.progress.plateau[1])
-        with self._interruptible(), _threads(self.config.threads):
+        with interruptible(self._stop), _threads(self.config.threads):
             while not self.progress.finished:
                 if not self._run_epoch(batches, plateau):
                     self._save_last()
@@ -415,25 +415,6 @@ class Trainer:
             raise CheckpointError(
                 f"{path}: does not fit this config ({reason}); resume with the config it was trained with"
             ) from None
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end training after the current step; a second Ctrl-C ends it at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def ask(signum: int, frame: object) -> None:
-            if self._stop.is_set():
-                raise KeyboardInterrupt
-            self._stop.set()
-
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 @contextmanager

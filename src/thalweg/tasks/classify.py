@@ -17,14 +17,12 @@ from thalweg.data.image_batches import ImageBatches
 from thalweg.data.images import ImageData, ImageSplit, channel_statistics, read_images
 from thalweg.energies.convnet import ConvNet
 from thalweg.errors import ConfigError, DataError
-from thalweg.learning.checkpoint import load_checkpoint, write_atomically
 from thalweg.learning.class_losses import ClassLoss
 from thalweg.learning.trainer import Trainer, Watch, resolve_device
 from thalweg.metrics.classification import score_classes
 from thalweg.tasks.classifier import Classifier, build_classifier
 from thalweg.tasks.classify_settings import ClassifyConfig, ImageDataConfig
 from thalweg.tasks.config import as_settings, to_yaml
-from thalweg.tasks.resuming import check_continues
 from thalweg.tasks.running import Listener, RunLog, TrainResult, goes_on
 
 __all__ = ["dev_metrics", "open_images", "told", "train"]
@@ -87,15 +85,7 @@ def train(
         listener=log,
         watch=watch,
     )
-    if resume:
-        last = load_checkpoint(out / "last.safetensors")
-        check_continues(out / "last.safetensors", last.meta, meta)
-        log.cut(last)
-    else:
-        log.clear()
-    for stray in out.glob(".*.tmp"):
-        stray.unlink()  # a kill in the middle of a write leaves one
-    write_atomically(out / "config.yaml", to_yaml(config).encode())
+    log.open(to_yaml(config), meta, resume=resume)
     log(_start_event(trainer, data, training, dev, config, resume))
     log.items = len(training)
     with _fast_convolutions(device):

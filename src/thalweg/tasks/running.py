@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import ConfigError
-from thalweg.learning.checkpoint import Checkpoint, write_atomically
+from thalweg.learning.checkpoint import Checkpoint, load_checkpoint, write_atomically
+from thalweg.tasks.resuming import check_continues
 
 __all__ = ["Listener", "RunLog", "TrainResult", "goes_on"]
 
@@ -72,11 +73,20 @@ class RunLog:
         if self.listener:
             self.listener(event)
 
-    def clear(self) -> None:
-        """Begin anew."""
-        self.path.unlink(missing_ok=True)
+    def open(self, config: str, meta: dict[str, Any], *, resume: bool) -> None:
+        """Begin anew, or go on from the last checkpoint, which must be of such a training; the config is written."""
+        out = self.path.parent
+        if resume:
+            last = load_checkpoint(out / "last.safetensors")
+            check_continues(out / "last.safetensors", last.meta, meta)
+            self._cut(last)
+        else:
+            self.path.unlink(missing_ok=True)
+        for stray in out.glob(".*.tmp"):
+            stray.unlink()  # a kill in the middle of a write leaves one
+        write_atomically(out / "config.yaml", config.encode())
 
-    def cut(self, last: Checkpoint) -> None:
+    def _cut(self, last: Checkpoint) -> None:
         """Drop what was logged after the checkpoint: those epochs are run again."""
         epoch, step = (int(last.meta["progress"][key]) for key in ("epoch", "step"))
         kept = []

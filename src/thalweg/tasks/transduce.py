@@ -15,14 +15,12 @@ from torch import Tensor, nn
 import thalweg
 from thalweg.data import Alphabet, Batch, Batches, Example, PairFile, Symbols, guess_symbols
 from thalweg.errors import ConfigError, DataError
-from thalweg.learning.checkpoint import load_checkpoint, write_atomically
 from thalweg.learning.losses import sequence_nll
 from thalweg.learning.sequence_losses import SequenceLoss
 from thalweg.learning.trainer import Trainer, Watch
 from thalweg.metrics import score_strings
 from thalweg.tasks.config import TransduceConfig, as_settings, to_yaml
 from thalweg.tasks.models import SequenceModel, build_model
-from thalweg.tasks.resuming import check_continues
 from thalweg.tasks.running import Listener, RunLog, TrainResult, goes_on
 from thalweg.tasks.sides import Side, tag_symbol
 from thalweg.tasks.transducer import Transducer, open_pairs
@@ -89,15 +87,7 @@ def train(
         listener=log,
         watch=watch,
     )
-    if resume:
-        last = load_checkpoint(out / "last.safetensors")
-        check_continues(out / "last.safetensors", last.meta, meta)
-        log.cut(last)
-    else:
-        log.clear()
-    for stray in out.glob(".*.tmp"):
-        stray.unlink()  # a kill in the middle of a write leaves one
-    write_atomically(out / "config.yaml", to_yaml(config).encode())
+    log.open(to_yaml(config), meta, resume=resume)
     log(_start_event(trainer, training, dev, source, target, resume))
     log.items = len(training)
     progress = trainer.fit(batches, resume=resume)

@@ -26,6 +26,7 @@ __all__ = ["associate", "nearest", "settle"]
 _MOST_FEATURES = 512  # what a program holds of a query; more goes to plain PyTorch
 _LARGE = 1 << 27  # multiply-adds of a pass from which the matrix library is faster
 _ROOM = 1 << 24  # weights that may be written down, 64 MiB
+_MANY = 128  # queries below which a pass is all reading of patterns
 _ROW = 8192  # weights of a query that a program holds
 # Steps before which the host looks how many queries are still on the way; the first only if steps may be short at once.
 _LOOKS = frozenset((2, 4, 8, *range(12, 1 << 16, 12)))
@@ -226,7 +227,8 @@ class _Course(NamedTuple):
 
 def _settle(queries: Tensor, patterns: Tensor, mask: Tensor | None, limits: _Limits) -> Settled:
     weights = len(queries) * len(patterns)
-    if mask is None and weights * queries.shape[1] >= _LARGE and weights <= _ROOM:
+    many = len(queries) >= _MANY and weights * queries.shape[1] >= _LARGE
+    if mask is None and many and weights <= _ROOM:
         return _in_stages(queries, patterns, limits)
     course = _Course.start(queries, limits.most)
     plan = _joint_plan(queries, len(patterns))
