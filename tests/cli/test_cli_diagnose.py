@@ -87,3 +87,39 @@ def test_train_watches_gradients(cli, pairs: Path, tmp_path: Path, tiny: tuple[s
     assert refused.exit_code == 2
     assert "did you mean `gradients`" in refused.stderr
     assert not (tmp_path / "b").exists()
+
+
+def test_diagnose_image_networks(cli, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ("channels=4,6", "hidden=8", "epochs=1", "device=cpu")
+    done = cli("train", "--task", "classify", "digits", *small, "--out", "net", "--watch", "gradients")
+    assert done.exit_code == 0, done.output
+    assert "convolutions 2" in Path("net/log.jsonl").read_text(encoding="utf-8")
+    done = cli("diagnose", "net", "--rows", 8, "--steps", 1, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert "net as trained, on 8 images of digits (val)" in done.stderr
+    assert "gradients reach every layer of the convolutions" in done.stdout
+    assert json.loads(Path("net/diagnosis.json").read_text(encoding="utf-8"))["batch"]["height"] == 8
+    Path("deep.yaml").write_text(
+        "task: classify\ndata: {path: digits}\nmodel: {channels: [6], hidden: [8], activation: tanh}\n",
+        encoding="utf-8",
+    )
+    done = cli("diagnose", "deep.yaml", "units=12", "--rows", 8, "--steps", 1, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert "problem  gradients vanish on their way down the convolutions" in done.stdout
+    assert "try model.norm=batch model.skip=residual" in done.stdout
+    refused = cli("diagnose", "net", "--data", "absent", "--device", "cpu")
+    assert refused.exit_code == 2
+    assert "give the images to look at with --data" in refused.stderr
+    assert refused.stderr.strip().count("\n") == 0
+
+
+def test_diagnose_image_recipes(cli, tmp_path: Path) -> None:
+    page = ("--out", tmp_path / "page.html")
+    done = cli("diagnose", "c2", "path=digits", "channels=4,6", "hidden=8", "--steps", 1, "--device", "cpu", *page)
+    assert done.exit_code == 0, done.output
+    assert "c2 as it starts" in done.stderr
+    refused = cli("diagnose", "c1", "--data-root", tmp_path, "--device", "cpu", *page)
+    assert refused.exit_code == 2
+    assert "intel48.zip: expected in the folder" in refused.stderr
+    assert refused.stderr.strip().count("\n") == 0

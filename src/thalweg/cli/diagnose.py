@@ -14,8 +14,7 @@ from thalweg.cli.output import note, say, show_table, use_utf8
 from thalweg.errors import ConfigError
 
 if TYPE_CHECKING:
-    from thalweg.tasks.config import TransduceConfig
-    from thalweg.tasks.diagnosing import Diagnosis
+    from thalweg.tasks.diagnosing import Diagnosis, ImageLook
     from thalweg.tasks.findings import Finding
 
 __all__ = ["diagnose"]
@@ -34,14 +33,18 @@ def diagnose(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(metavar="TSV", help="Pairs to look at it on: TSV, .gz or NAME:SPLIT; its dev data if not given."),
+        typer.Option(
+            metavar="DATA",
+            help="Pairs to look at it on: TSV, .gz or NAME:SPLIT; or images: a folder, a zip, digits, or train, val or "
+            "test of its own. Its dev data if not given.",
+        ),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Of a run: the model as it started.")] = False,
     out: Annotated[
         Path | None,
         typer.Option(metavar="PAGE", help="The HTML page; RUN/diagnosis.html or NAME-diagnosis.html if not given."),
     ] = None,
-    rows: Annotated[int, typer.Option(min=2, metavar="N", help="Pairs in the batch.")] = 32,
+    rows: Annotated[int, typer.Option(min=2, metavar="N", help="Pairs or images in the batch.")] = 32,
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Of training on a copy, for updates and decay.")] = 8,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or mps.")] = "auto",
     data_root: DataRoot = None,
@@ -50,8 +53,9 @@ def diagnose(
     """Say why a model trains or does not: where gradients vanish or explode, what saturates, what to change.
 
     Looks at a trained run, or at a model as it starts, on one batch: gradients through depth and time, singular values
-    of Jacobians over layers and spans of time, saturated gates, what weight decay does, what norms would measure.
-    Writes a page and, beside it, the same as JSON.
+    of Jacobians over layers and spans of time, saturated gates, what weight decay does, what norms would measure; of
+    image networks also dead units, channels that do not vary and what their norms measure. Writes a page and, beside
+    it, the same as JSON.
 
     \b
     Example:
@@ -59,6 +63,8 @@ def diagnose(
       thalweg diagnose runs/names --fresh --data test.tsv
       thalweg diagnose config.yaml encoder_layers=8 decoder_layers=8
       thalweg diagnose deep-plain --data-root data
+      thalweg diagnose runs/digits-convnet-norm
+      thalweg diagnose c1 --data-root data units=4
     """
     from thalweg.tasks.diagnosing import diagnose as measure
     from thalweg.tasks.findings import findings
@@ -82,7 +88,7 @@ def diagnose(
         typer.echo(beside.read_text(encoding="utf-8").rstrip("\n"))
         return
     kind = "as trained" if opened.trained else "as it starts"
-    note(f"{opened.name} {kind}, on {diagnosis.batch[0]} pairs of {opened.data}")
+    note(f"{opened.name} {kind}, on {diagnosis.batch[0]} {opened.words.items} of {opened.data}")
     _show(diagnosis, found)
     say()
     say(f"page    {written}")
@@ -102,9 +108,10 @@ def _source(subject: str, overrides: list[str]) -> tuple[Any, str]:
 
     recipes = {recipe.name: recipe for recipe in list_recipes() if recipe.config}
     if subject in recipes:
-        from thalweg.tasks.config import apply_overrides, build_config
+        from thalweg.tasks.registry import task_of
 
-        config = build_config(apply_overrides(recipes[subject].config, overrides), where=f"recipe {subject}")
+        task = task_of(recipes[subject].config, f"recipe {subject}")
+        config = task.build(task.overrides(recipes[subject].config, overrides), f"recipe {subject}")
         words = shlex.join([subject, *overrides])
         return config, f"thalweg recipe run {words} --out {shlex.quote(f'runs/{subject}-mended')}"
     raise ConfigError(
@@ -113,12 +120,15 @@ def _source(subject: str, overrides: list[str]) -> tuple[Any, str]:
     )
 
 
-def _config(subject: str, overrides: list[str]) -> TransduceConfig:
-    from thalweg.tasks.config import apply_overrides, build_config, read_config
+def _config(subject: str, overrides: list[str]) -> Any:
+    from thalweg.tasks.config import read_config
+    from thalweg.tasks.registry import task_of
 
     if not subject.endswith((".yaml", ".yml")):
         raise ConfigError(f"{subject}: expected a run directory or a YAML config, got another file")
-    return build_config(apply_overrides(read_config(Path(subject)), overrides), where=subject)
+    settings = read_config(Path(subject))
+    task = task_of(settings, subject)
+    return task.build(task.overrides(settings, overrides), subject)
 
 
 def _show(diagnosis: Diagnosis, found: tuple[Finding, ...]) -> None:
@@ -136,11 +146,26 @@ def _show(diagnosis: Diagnosis, found: tuple[Finding, ...]) -> None:
                 "first": f"{first.gradient:.1e}",
                 "first/last": "" if math.isnan(ratio) else f"{ratio:.1e}",
                 "states differ": f"{last.spread:.1e}",
-                "steps": str(spans[0].report.spans[-1]) if spans else "",
-                "carried": f"{min(carried):.2g} to {max(carried):.2g}" if carried else "",
             }
         )
-    show_table(rows, right=("layers", "gradient, last", "first", "first/last", "states differ", "steps", "carried"))
+        if diagnosis.images is not None:
+            rows[-1] |= _of_images(diagnosis, diagnosis.images, stack)
+        else:
+            rows[-1]["steps"] = str(spans[0].report.spans[-1]) if spans else ""
+            rows[-1]["carried"] = f"{min(carried):.2g} to {max(carried):.2g}" if carried else ""
+    show_table(rows, right=tuple(rows[0])[1:] if rows else ())
     say()
     for finding in found:
         say(str(finding), style=STYLES[finding.severity])
+
+
+def _of_images(diagnosis: Diagnosis, look: ImageLook, stack: str) -> dict[str, str]:
+    """Columns that only image networks have: of the layers of a stack, the ends of stretches and the worst shares."""
+    stretches = [row.largest for row in look.stretches if row.stack == stack]
+    names = {row.name for row in look.channels if row.stack == stack}
+    dead = [row.stuck for row in diagnosis.saturation.rows if row.name in names]
+    return {
+        "stretch": f"{min(stretches):.2g} to {max(stretches):.2g}" if stretches else "",
+        "stuck": f"{max(dead):.0%}" if dead else "",
+        "constant": f"{max((row.constant for row in look.channels if row.stack == stack), default=0.0):.0%}",
+    }

@@ -33,6 +33,7 @@ from thalweg.diagnostics.jacobians import (
     jacobian_spectrum,
     span_spectra,
 )
+from thalweg.diagnostics.map_use import ChannelUse, LayerStretch, NormUse, channel_use, layer_stretches, norm_use
 from thalweg.diagnostics.normalisation import (
     NormalisationReport,
     SchemeSummary,
@@ -47,6 +48,7 @@ from thalweg.diagnostics.normalisation import (
     weight_normalised_direction,
     whiten,
 )
+from thalweg.diagnostics.places import MapLayer, map_layers
 from thalweg.diagnostics.recurrences import (
     EigenvalueGroup,
     LinearRecurrence,
@@ -67,6 +69,7 @@ from thalweg.diagnostics.saturation import Saturation, SaturationReport, saturat
 from thalweg.diagnostics.unrolling import LayerTrace, unrolled
 
 __all__ = [
+    "ChannelUse",
     "ConvexConcave",
     "Convexity",
     "CostTable",
@@ -77,8 +80,11 @@ __all__ = [
     "GradientWatch",
     "LayerCost",
     "LayerGradient",
+    "LayerStretch",
     "LayerTrace",
     "LinearRecurrence",
+    "MapLayer",
+    "NormUse",
     "NormalisationReport",
     "Saturation",
     "SaturationReport",
@@ -91,6 +97,7 @@ __all__ = [
     "Statistics",
     "VanishingBound",
     "centring_jacobian",
+    "channel_use",
     "compare_normalisations",
     "convex_concave_report",
     "convexity",
@@ -107,8 +114,11 @@ __all__ = [
     "jacobian",
     "jacobian_spectrum",
     "layer_norm_jacobian",
+    "layer_stretches",
     "linear_recurrence",
+    "map_layers",
     "measure_decay",
+    "norm_use",
     "normalisation_statistics",
     "penalty_gap",
     "rms_norm_jacobian",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thalweg.diagnostics.places import Naming, layer_of, map_layers, naming_of, place_of
 from thalweg.diagnostics.unrolling import LayerTrace, layer_name, unrolled
+from thalweg.energies.convnet import ConvNet
 from thalweg.errors import ConfigError, nearest
 from thalweg.layers.recurrent import Recurrent
 from thalweg.layers.transformer import TransformerLayer
@@ -30,29 +31,6 @@ __all__ = [
 ]
 
 Loss = Callable[[nn.Module], Tensor]
-# Parts of a parameter's path that say nothing about where it stands.
-_SILENT = {"core", "blocks", "block", "inner", "layers", "layer", "parametrizations", "original0", "original1"}
-
-
-def layer_of(name: str) -> str:
-    """The layer that a parameter belongs to, by its name; layers of a stack are counted from 1.
-
-    >>> [layer_of(name) for name in ("encoder.core.weight_ih_l2_reverse", "decoder.layers.0.attention.out.weight")]
-    ['encoder 3', 'decoder 1']
-    >>> layer_of("source_embedding.weight"), layer_of("encoder.core.gates_1_0"), layer_of("0.bias")
-    ('source_embedding', 'encoder 2', 'layer 1')
-    """
-    *path, leaf = name.split(".")
-    words: list[str] = []
-    for word in path:
-        if word.isdigit():
-            return layer_name(".".join(words), int(word) + 1)
-        if word not in _SILENT and not word.startswith(("weight_", "bias_")):
-            words.append(word)
-    inside = re.search(r"_l(\d+)(?:_reverse)?(?:\.|$)", name) or re.fullmatch(r"[a-z]+_(\d+)_\d+", leaf)
-    if inside:
-        return layer_name(".".join(words), int(inside[1]) + 1)
-    return ".".join(words) or "model"
 
 
 @dataclass(frozen=True)
@@ -113,6 +91,11 @@ class GradientFlow:
     sites: tuple[Site, ...]
     layers: tuple[LayerGradient, ...]
 
+    @property
+    def norm(self) -> float:
+        """Of the gradient in all parameters."""
+        return math.sqrt(sum(layer.gradient**2 * layer.size for layer in self.layers))
+
     def stacks(self) -> dict[str, tuple[Site, ...]]:
         """Sites by stack, first layer first; directions of one layer side by side."""
         found: dict[str, list[Site]] = {}
@@ -152,13 +135,14 @@ def gradient_flow(model: nn.Module, loss: Loss, *, sites: Sequence[str] | None =
 
     Recurrent layers are run step by step (:func:`~thalweg.diagnostics.unrolling.unrolled`), so that
     :math:`\|\partial L / \partial h_t\|` is the total derivative, what later positions send back included. Of a
-    Transformer the outputs of its layers are looked at, of other models those of their innermost modules.
+    Transformer the outputs of its layers are looked at, of a :class:`~thalweg.energies.convnet.ConvNet` those of
+    :func:`~thalweg.diagnostics.places.map_layers`, of other models those of their innermost modules.
 
     Args:
         model: in the mode it should be looked at; evaluation mode leaves dropout out. Nothing of it is changed, its
             ``.grad`` included.
         loss: of the model it is called with, one number.
-        sites: names of modules whose outputs ``(B, D)`` or ``(B, T, D)`` to look at instead.
+        sites: names of modules whose outputs ``(B, D)``, ``(B, T, D)`` or ``(B, C, H, W)`` to look at instead.
 
     One pass forward and back, unrolled.
 
@@ -176,16 +160,16 @@ def gradient_flow(model: nn.Module, loss: Loss, *, sites: Sequence[str] | None =
     slopes = [None] * len(wanted)
     if value.requires_grad:
         slopes = torch.autograd.grad(value.sum(), wanted, allow_unused=True)
-    found = iter(slopes)
+    found, naming = iter(slopes), naming_of(model)
     own = [(name, p, next(found)) for name, p in named]
     every = [_traced(trace, found) for trace in traces]
     for name, tensor in kept:
         gradient = next(found)
         times = norms_by_time(torch.zeros_like(tensor) if gradient is None else gradient).tolist()
-        stack, depth = place_of(name)
+        stack, depth = place_of(name, naming)
         sizes = _sizes(tensor.detach(), None)
         every.append(Site(layer_name(stack, depth), stack, depth, math.hypot(*times), tuple(times), (), *sizes))
-    return GradientFlow(float(value.detach().sum()), tuple(every), _layers(own))
+    return GradientFlow(float(value.detach().sum()), tuple(every), _layers(own, naming))
 
 
 def run_watched(
@@ -223,7 +207,9 @@ def _traced(trace: LayerTrace, found: Iterator[Tensor | None]) -> Site:
 
 
 def named_sites(model: nn.Module, names: Sequence[str] | None = None) -> dict[str, nn.Module]:
-    """Modules whose outputs are looked at besides recurrent layers: those named, or Transformer layers, or innermost.
+    """Modules whose outputs are looked at besides recurrent layers: those named, or layers, or innermost.
+
+    Layers are those of a Transformer, or of an image network as in :func:`~thalweg.diagnostics.places.map_layers`.
 
     >>> list(named_sites(nn.Sequential(nn.Linear(1, 1), nn.Dropout(), nn.Tanh())))
     ['0', '2']
@@ -234,6 +220,8 @@ def named_sites(model: nn.Module, names: Sequence[str] | None = None) -> dict[st
         if missing:
             raise ConfigError(f"the model has no module `{missing[0]}`; {nearest(missing[0], every)}")
         return {name: every[name] for name in names}
+    if isinstance(model, ConvNet):
+        return {layer.site: every[layer.site] for layer in map_layers(model)}
     layers: dict[str, nn.Module] = {name: part for name, part in every.items() if isinstance(part, TransformerLayer)}
     if layers or any(isinstance(part, (nn.RNNBase, Recurrent)) for part in every.values()):
         return layers
@@ -253,23 +241,13 @@ def keep_output(kept: list[tuple[str, Tensor]], name: str, output: Any) -> None:
         kept.append((name, output))
 
 
-def place_of(name: str) -> tuple[str, int]:
-    """Stack and depth of a module by its name; a module without a number is a stack of one.
-
-    >>> place_of("encoder.layers.2"), place_of("combine"), place_of("0")
-    (('encoder', 3), ('combine', 1), ('', 1))
-    """
-    stack, _, number = layer_of(f"{name}.weight").rpartition(" ")
-    return (stack if stack != "layer" else "", int(number)) if number.isdigit() else (number, 1)
-
-
 def norms_by_time(gradient: Tensor) -> Tensor:
-    """Norms (T,) of (B, T, ..., D), or (1,) of (B, D).
+    """Norms (T,) of (B, T, D), or (1,) of (B, D) and of maps (B, C, H, W), which have no time.
 
     >>> norms_by_time(torch.ones(2, 3, 2))
     tensor([2., 2., 2.])
     """
-    if gradient.dim() < 3:
+    if gradient.dim() != 3:
         return torch.linalg.vector_norm(gradient.flatten()).view(1)
     return torch.linalg.vector_norm(gradient.transpose(0, 1).flatten(1), dim=1)
 
@@ -286,10 +264,10 @@ def _sizes(x: Tensor, mask: Tensor | None) -> tuple[float, float]:
     return size, math.nan if len(x) < 2 or not whole else math.sqrt(float(away.square().sum()) / whole)
 
 
-def _layers(own: Sequence[tuple[str, nn.Parameter, Tensor | None]]) -> tuple[LayerGradient, ...]:
+def _layers(own: Sequence[tuple[str, nn.Parameter, Tensor | None]], naming: Naming) -> tuple[LayerGradient, ...]:
     members: dict[str, list[tuple[nn.Parameter, Tensor | None]]] = {}
     for name, p, gradient in own:
-        members.setdefault(layer_of(name), []).append((p, gradient))
+        members.setdefault(naming(name), []).append((p, gradient))
     rows = []
     for name, pairs in members.items():
         size = sum(p.numel() for p, _ in pairs)

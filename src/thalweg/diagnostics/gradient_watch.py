@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thalweg.diagnostics.gradient_flow import keep_output, layer_of, named_sites, norms_by_time
+from thalweg.diagnostics.gradient_flow import keep_output, named_sites, norms_by_time
+from thalweg.diagnostics.places import Naming, layer_of, naming_of
 from thalweg.errors import ConfigError
 from thalweg.layers.recurrent import Recurrent
 from thalweg.layers.recurrent_blocks import RecurrentBlock
@@ -20,10 +21,10 @@ __all__ = ["GradientWatch"]
 class GradientWatch:
     """Profiles of gradients while a model trains, every so many steps; the training is not changed by it.
 
-    A step that is watched has hooks on embeddings, recurrent stacks and layers, and takes norms of all gradients,
-    weights and updates, with a copy of the weights; all others cost nothing. What arrives at the outputs of a fused
-    recurrent stack leaves out what its own later positions send back: its embedding's row shows what is left of both
-    depth and time.
+    A step that is watched has hooks on embeddings, recurrent stacks and layers, of an image network on the layers of
+    :func:`~thalweg.diagnostics.places.map_layers`, and takes norms of all gradients, weights and updates, with a copy
+    of the weights; all others cost nothing. What arrives at the outputs of a fused recurrent stack leaves out what its
+    own later positions send back: its embedding's row shows what is left of both depth and time.
 
     Args:
         every: steps from one profile to the next.
@@ -49,17 +50,18 @@ class GradientWatch:
         self._named: list[tuple[str, nn.Parameter]] = []
         self._before: list[Tensor] = []
         self._scale = 1.0
+        self._naming: Naming = layer_of
 
     def begin(self, model: nn.Module) -> None:
         """Before the step's first call of the model."""
         self._release()
-        self._model, self._sites = model, {}
+        self._model, self._sites, self._naming = model, {}, naming_of(model)
         kinds = (nn.Embedding, Recurrent, RecurrentBlock, TransformerLayer)
         parts = {name: part for name, part in model.named_modules() if isinstance(part, kinds)}
         for name, part in (parts or named_sites(model)).items():
             # Inside a block the layer itself is one more `Recurrent`; the block's output is what goes on.
             if not (isinstance(part, Recurrent) and ".blocks." in name):
-                self._handles.append(part.register_forward_hook(self._watch(_label(name))))
+                self._handles.append(part.register_forward_hook(self._watch(self._label(name))))
 
     def _watch(self, name: str) -> Any:
         slots = self._sites.setdefault(name, [])
@@ -83,7 +85,7 @@ class GradientWatch:
         if self._model is None:
             return
         self._scale = scale
-        self._named = [(layer_of(n), p) for n, p in self._model.named_parameters() if p.grad is not None]
+        self._named = [(self._naming(n), p) for n, p in self._model.named_parameters() if p.grad is not None]
         own = [p.detach() for _, p in self._named]
         slopes = [p.grad.detach() for _, p in self._named if p.grad is not None]
         self._before = [p.clone() for p in own]
@@ -93,7 +95,8 @@ class GradientWatch:
         """After the optimiser's step: plain numbers for a log, with four digits.
 
         ``layers``: by layer the norms of its gradient and weights, and the relative length of its step; ``sites``: by
-        module the norm of the gradient at each position of its output; ``gradient``: norm of the whole.
+        module the norm of the gradient at each position of its output, one number for maps; ``gradient``: norm of
+        the whole.
         """
         if self._model is None or not self._norms:
             self._release()
@@ -121,16 +124,15 @@ class GradientWatch:
         self._release()
         return {"gradient": _short(whole), "layers": layers, "sites": sites}
 
+    def _label(self, name: str) -> str:
+        """What a module is called in a log: layers of a stack by number."""
+        return self._naming(f"{name}.x") if name else "model"
+
     def _release(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles, self._model, self._norms = [], None, []
         self._named, self._before = [], []
-
-
-def _label(name: str) -> str:
-    """What a module is called in a log: layers of a stack by number."""
-    return layer_of(f"{name}.x") if name else "model"
 
 
 def _short(value: float) -> float | None:

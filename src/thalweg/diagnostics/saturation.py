@@ -9,18 +9,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thalweg.diagnostics.gradient_flow import layer_of
+from thalweg.diagnostics.places import naming_of
 from thalweg.diagnostics.unrolling import LayerTrace, unrolled
+from thalweg.energies.convnet import ConvNet
 from thalweg.layers.blocks import Highway
+from thalweg.layers.convolution import ConvHighway, SqueezeExcite
 from thalweg.layers.transformer import FeedForward
 
-__all__ = ["EDGE", "Saturation", "SaturationReport", "saturation"]
+__all__ = ["EDGE", "TWO_SIDED", "Saturation", "SaturationReport", "saturation"]
 
 # A sigmoid within this of 0 or 1, or a tanh within it of -1 or 1, counts as saturated: a slope below 0.05 (0.1).
 EDGE = 0.05
 
-_KINDS: dict[type[nn.Module], str] = {nn.Sigmoid: "sigmoid", nn.Tanh: "tanh", nn.ReLU: "relu"}
+# Those with two ends, at which values stay; a rectifier is meant to be flat on one side, of it dead units count.
+TWO_SIDED = ("sigmoid", "tanh")
+
+_KINDS: dict[type[nn.Module], str] = {
+    nn.Sigmoid: "sigmoid",
+    nn.Tanh: "tanh",
+    nn.ReLU: "relu",
+    nn.GELU: "gelu",
+    nn.SiLU: "silu",
+    nn.Mish: "mish",
+    nn.ELU: "elu",
+}
 _FUNCTIONS = {"sigmoid": torch.sigmoid, "tanh": torch.tanh, "relu": torch.relu}
+
+# A layer, gate and kind; values and which of them are at the lower and at the upper end.
+_Kept = tuple[tuple[str, str, str], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -29,10 +45,11 @@ class Saturation:
 
     Attributes:
         name: of the layer; gate: what of it (``forget``, ``candidate``, ``activation`` ...); kind: ``sigmoid``,
-            ``tanh`` or ``relu``.
-        low: share of values below 0.05 (sigmoid), below -0.95 (tanh), or 0 (relu).
-        high: share above 0.95; 0 for relu.
-        stuck: share of units at an end of the range on the whole batch: for a relu, dead units, which learn nothing.
+            ``tanh`` or ``relu``; or a smooth rectifier, ``gelu``, ``silu``, ``mish`` or ``elu``.
+        low: share of values below 0.05 (sigmoid), below -0.95 (tanh), or 0 (relu); of slopes within 0.05 of 0 (smooth).
+        high: share above 0.95; 0 for rectifiers.
+        stuck: share of units at an end of the range on the whole batch: of a rectifier, dead units, which learn
+            nothing. A unit of maps is a channel, and its values are those of all positions.
         mean: of all values.
 
     >>> Saturation("encoder 1", "forget", "sigmoid", 0.1, 0.3, 0.02, 0.6).share
@@ -50,7 +67,7 @@ class Saturation:
     @property
     def share(self) -> float:
         """Of values whose derivative is nearly nothing; a relu is meant to be 0 often, of it dead units count."""
-        return self.stuck if self.kind == "relu" else self.low + self.high
+        return self.low + self.high if self.kind in TWO_SIDED else self.stuck
 
 
 @dataclass(frozen=True)
@@ -85,8 +102,10 @@ def saturation(model: nn.Module, call: Callable[[nn.Module], Any]) -> Saturation
     r"""Shares of saturated values in every gate and activation that a model uses on a batch.
 
     Looked at are the gates of recurrent layers (recomputed from their weights, step by step), the gates of highway
-    blocks, the insides of Transformer layers, and modules ``nn.Sigmoid``, ``nn.Tanh`` and ``nn.ReLU``. Padding does not
-    count. Where :math:`\sigma` lies within 0.05 of its ends its derivative is below 0.05, where it is tanh below 0.1.
+    blocks and of squeeze and excitation, the insides of Transformer layers, and modules ``nn.Sigmoid``, ``nn.Tanh``,
+    ``nn.ReLU``, ``nn.GELU``, ``nn.SiLU``, ``nn.Mish`` and ``nn.ELU``; maps ``(B, C, H, W)`` have a unit a channel.
+    Padding does not count. Where :math:`\sigma` lies within 0.05 of its ends its derivative is below 0.05, where it is
+    tanh below 0.1.
 
     Args:
         model: in the mode it should be looked at.
@@ -99,68 +118,93 @@ def saturation(model: nn.Module, call: Callable[[nn.Module], Any]) -> Saturation
     layer    gate        kind          low    high   stuck    mean
     layer 2  activation  relu        75.0%    0.0%   50.0%    0.25
     """
-    kept: list[tuple[str, str, str, Tensor]] = []
+    kept: list[_Kept] = []
     handles = []
+    naming, maps = naming_of(model), isinstance(model, ConvNet)
     for name, part in model.named_modules():
-        watched = _watched(name, part)
-        if watched is not None:
-            module, gate, kind = watched
-            handles.append(module.register_forward_hook(_keeper(kept, layer_of(f"{name}.x"), gate, kind, module)))
+        for module, gate, kind in _watched(name, part):
+            own = _inside(name, gate) if maps else gate
+            handles.append(module.register_forward_hook(_keeper(kept, (naming(f"{name}.x"), own, kind), module)))
     try:
         with torch.no_grad(), unrolled(model) as traces:
             call(model)
     finally:
         for handle in handles:
             handle.remove()
-    rows = [_row(trace.name, gate, *values) for trace in traces for gate, values in _gates(trace)]
-    merged: dict[tuple[str, str, str], list[Tensor]] = {}
-    for name, gate, kind, values in kept:
-        merged.setdefault((name, gate, kind), []).append(values.flatten(0, -2))
-    rows += [_row(name, gate, kind, torch.cat(parts)) for (name, gate, kind), parts in merged.items()]
+    rows = [
+        _row(trace.name, gate, kind, *_rows(values, kind)) for trace in traces for gate, kind, values in _gates(trace)
+    ]
+    merged: dict[tuple[str, str, str], list[tuple[Tensor, Tensor, Tensor]]] = {}
+    for key, found in kept:
+        merged.setdefault(key, []).append(found)
+    rows += [_row(*key, *(torch.cat(column) for column in zip(*parts, strict=True))) for key, parts in merged.items()]
     return SaturationReport(tuple(rows))
 
 
-def _watched(name: str, part: nn.Module) -> tuple[nn.Module, str, str] | None:
-    """The module whose output to take, what it is called, and which function follows it."""
-    if isinstance(part, Highway):
-        return part.gate, "carry", "sigmoid"
+def _watched(name: str, part: nn.Module) -> list[tuple[nn.Module, str, str]]:
+    """The modules whose outputs to take, what each is called, and which function it is or is followed by."""
+    if isinstance(part, (Highway, ConvHighway)):
+        return [(part.gate, "carry", "sigmoid")]
+    if isinstance(part, SqueezeExcite):
+        return [(part.up, "gate", "sigmoid")]
     if isinstance(part, FeedForward) and part.activation == "relu":
-        return part.up, "feedforward", "relu"
+        return [(part.up, "feedforward", "relu")]
     # A combination of state and context is activated where it is used (Luong et al., 2015).
     if name.split(".")[-1] == "combine" and isinstance(part, nn.Linear):
-        return part, "activation", "tanh"
+        return [(part, "activation", "tanh")]
     kind = _KINDS.get(type(part))
-    return None if kind is None else (part, "activation", kind)
+    return [] if kind is None else [(part, "activation", kind)]
 
 
-def _keeper(kept: list[tuple[str, str, str, Tensor]], name: str, gate: str, kind: str, module: nn.Module) -> Any:
-    made = type(module) in _KINDS  # else its output has yet to go through the function
+def _inside(name: str, gate: str) -> str:
+    """Which of the activations of an image network's layer it is: its path from the layer on."""
+    words = [word for word in name.split(".") if word not in ("blocks", "inner", "classifier") and not word.isdigit()]
+    return ".".join(words if gate == "activation" else [*words, gate])
 
-    def hook(_: nn.Module, inputs: Any, output: Tensor) -> None:
-        values = output.detach()
-        kept.append((name, gate, kind, values if made else _FUNCTIONS[kind](values)))
+
+def _keeper(kept: list[_Kept], key: tuple[str, str, str], module: nn.Module) -> Any:
+    kind, made = key[2], type(module) in _KINDS  # else its output has yet to go through the function
+
+    def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        values = output.detach() if made else _FUNCTIONS[kind](output.detach())
+        flat = None if kind in _FUNCTIONS else _slopes(module, inputs[0]).abs() < EDGE
+        kept.append((key, _rows(values, kind, flat)))
 
     return hook
 
 
-def _gates(trace: LayerTrace) -> list[tuple[str, tuple[str, Tensor]]]:
-    """Gates of a recurrent layer at real positions, ``(N, H)`` each."""
+def _slopes(module: nn.Module, x: Tensor) -> Tensor:
+    """Derivatives of an activation, number by number."""
+    with torch.enable_grad():
+        point = x.detach().requires_grad_()
+        # Not the module itself: that would call its hooks again.
+        (found,) = torch.autograd.grad(module.forward(point).sum(), point)
+    return found
+
+
+def _rows(values: Tensor, kind: str, flat: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, and which are at the lower and at the upper end, ``(N, H)`` each; units of maps are channels."""
+    low = {"sigmoid": values < EDGE, "tanh": values < EDGE - 1}.get(kind, values <= 0) if flat is None else flat
+    high = values > 1 - EDGE if kind in TWO_SIDED else torch.zeros_like(low)
+    parts = (part.movedim(1, -1) if part.dim() == 4 else part for part in (values, low, high))
+    values, low, high = (part.flatten(0, -2) for part in parts)
+    return values, low, high
+
+
+def _gates(trace: LayerTrace) -> list[tuple[str, str, Tensor]]:
+    """Gates of a recurrent layer at real positions with their kinds, ``(N, H)`` each."""
     found = []
     for gate, values in trace.gates.items():
         other = "relu" if trace.cell == "rnn-relu" else "tanh"
         kind = "sigmoid" if LayerTrace.is_sigmoid(gate) else other
-        found.append((gate, (kind, values.flatten(0, 1) if trace.mask is None else values[trace.mask])))
+        found.append((gate, kind, values.flatten(0, 1) if trace.mask is None else values[trace.mask]))
     return found
 
 
-def _row(name: str, gate: str, kind: str, values: Tensor) -> Saturation:
+def _row(name: str, gate: str, kind: str, values: Tensor, low: Tensor, high: Tensor) -> Saturation:
     """Of values ``(N, H)``."""
     if not values.numel():
         return Saturation(name, gate, kind, 0.0, 0.0, 0.0, 0.0)
-    values = values.double()
-    low = {"sigmoid": values < EDGE, "tanh": values < EDGE - 1, "relu": values <= 0}[kind]
-    high = torch.zeros_like(low) if kind == "relu" else values > 1 - EDGE
     stuck = (low | high).all(0).double().mean()
-    return Saturation(
-        name, gate, kind, float(low.double().mean()), float(high.double().mean()), float(stuck), float(values.mean())
-    )
+    shares = (float(low.double().mean()), float(high.double().mean()), float(stuck))
+    return Saturation(name, gate, kind, *shares, float(values.double().mean()))

@@ -33,7 +33,7 @@ from thalweg.tasks.classify_settings import ClassifyConfig
 from thalweg.tasks.config import build_config
 from thalweg.tasks.running import Listener
 
-__all__ = ["ClassEvaluation", "evaluate"]
+__all__ = ["ClassEvaluation", "evaluate", "named_images"]
 
 # What an evaluation writes beside its scores.
 FILES = {
@@ -128,7 +128,7 @@ def evaluate(
     thalweg.errors.CheckpointError: absent/model.safetensors: expected a checkpoint, got no such file; ...
     """
     classifier = load_classifier(run, device=device)
-    split, label = _images(classifier, spec, root, listener)
+    split, label = named_images(classifier, spec, root=root, listener=listener)
     began = time.perf_counter()
     log_probs = classifier.log_probs(split)
     speed = len(split) / (time.perf_counter() - began)
@@ -167,8 +167,21 @@ def evaluate(
     return result
 
 
-def _images(classifier: Classifier, spec: str, root: Path | None, listener: Listener | None) -> tuple[ImageSplit, str]:
-    """The images to measure on and what to call them."""
+def named_images(
+    classifier: Classifier, spec: str, *, root: Path | None = None, listener: Listener | None = None
+) -> tuple[ImageSplit, str]:
+    """The images to measure on, and what to call them.
+
+    Args:
+        classifier: whose classes, size and colours they get; its own data are those of ``meta["config"]``.
+        spec, root: as in :func:`evaluate`.
+
+    >>> from thalweg.energies.convnet import ConvNet, ConvNetConfig
+    >>> net = ConvNet(ConvNetConfig(channels=(4,), hidden=()), classes=10, channels=1, size=(8, 8))
+    >>> split, name = named_images(Classifier(net, "0123456789", [0.5], [0.25]), "digits:val")
+    >>> name, len(split)
+    ('digits-val', 179)
+    """
     if spec in SPLITS and not Path(spec).exists():
         return _own(classifier, spec, root, listener), spec
     place, colon, which = spec.rpartition(":")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from thalweg.data import Batch, Batches
 from thalweg.diagnostics.decay import DecayMeter, DecayReport
-from thalweg.diagnostics.gradient_flow import GradientFlow, gradient_flow, layer_of, place_of, run_watched
+from thalweg.diagnostics.gradient_flow import GradientFlow, gradient_flow, run_watched
 from thalweg.diagnostics.jacobians import SpanReport, graph_jacobians, span_spectra
+from thalweg.diagnostics.map_use import ChannelUse, LayerStretch, NormUse
 from thalweg.diagnostics.normalisation import NormalisationReport, compare_normalisations
+from thalweg.diagnostics.places import naming_of, place_of
 from thalweg.diagnostics.recurrences import vanishing_bound
 from thalweg.diagnostics.saturation import SaturationReport, saturation
 from thalweg.diagnostics.unrolling import LayerTrace, layer_name
@@ -25,9 +27,9 @@ from thalweg.layers.padded import Padded
 from thalweg.layers.recurrent_blocks import RecurrentBlock
 from thalweg.learning.losses import sequence_nll
 from thalweg.learning.optimisers import build_optimiser
-from thalweg.tasks.subjects import Subject
+from thalweg.tasks.subjects import PairSubject, Subject
 
-__all__ = ["DepthSpectrum", "Diagnosis", "LayerSpans", "Reading", "diagnose"]
+__all__ = ["DepthSpectrum", "Diagnosis", "ImageLook", "LayerSpans", "Reading", "diagnose", "train_a_little"]
 
 # States wider than this are not taken apart: a Jacobian costs a backward pass a feature.
 WIDEST = 512
@@ -72,11 +74,11 @@ class DepthSpectrum:
 
 @dataclass(frozen=True)
 class Reading:
-    """Whether the model reads its source, in nats a symbol on the batch.
+    """Whether the model reads its source or looks at its image, in nats a symbol or an image on the batch.
 
     Attributes:
         loss: as it is; shuffled: with every target beside another's source; frequencies: of a model that knows how
-            often each symbol comes and nothing else.
+            often each symbol or class comes and nothing else.
 
     >>> Reading(2.5, 2.5, 2.6).heeds
     False
@@ -93,11 +95,31 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class ImageLook:
+    """What is measured of image networks alone.
+
+    Attributes:
+        channels: which channels of each layer vary.
+        stretches: singular values of the Jacobian of each layer by itself; empty where maps are too wide.
+        norms: what the network's own norms measure.
+        accuracy: on the images.
+
+    >>> ImageLook((), (), (), 0.9).accuracy
+    0.9
+    """
+
+    channels: tuple[ChannelUse, ...]
+    stretches: tuple[LayerStretch, ...]
+    norms: tuple[NormUse, ...]
+    accuracy: float
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """All that was measured.
 
     Attributes:
-        subject: what was looked at; batch: rows and longest source and target of the batch.
+        subject: what was looked at; batch: rows and longest source and target of the batch, or height and width.
         flow: gradients through depth and time; ``update`` of its layers from some steps of training on a copy.
         depth, spans: singular values of Jacobians; empty where they are too wide or do not apply.
         saturation: of gates and activations.
@@ -105,6 +127,7 @@ class Diagnosis:
         norms: by stack, what normalisations would measure on its last layer's states.
         reading: whether the source matters.
         gradient: norm of the whole gradient, before clipping.
+        images: what only image networks have.
 
     >>> Diagnosis.__name__
     'Diagnosis'
@@ -120,6 +143,7 @@ class Diagnosis:
     norms: dict[str, NormalisationReport]
     reading: Reading
     gradient: float
+    images: ImageLook | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a file; tensors that are too many are left out."""
@@ -137,7 +161,7 @@ class Diagnosis:
             "name": self.subject.name,
             "trained": self.subject.trained,
             "data": self.subject.data,
-            "batch": dict(zip(("rows", "source", "target"), self.batch, strict=True)),
+            "batch": dict(zip(self.subject.words.sizes, self.batch, strict=True)),
             "reading": dataclasses.asdict(self.reading),
             "gradient": self.gradient,
             "states": [dataclasses.asdict(site) for site in self.flow.sites],
@@ -154,14 +178,16 @@ class Diagnosis:
             },
             "norms": {stack: [dataclasses.asdict(row) for row in report.rows] for stack, report in self.norms.items()},
         }
+        if self.images is not None:
+            whole["images"] = dataclasses.asdict(self.images)
         return cast("dict[str, Any]", _finite(whole))
 
 
 def diagnose(subject: Subject, *, rows: int = 32, steps: int = 8) -> Diagnosis:
     """Measure all that applies to a model on one batch, and what some steps of training do to a copy of it.
 
-    The batch is of ``rows`` pairs of like length, longer than three quarters of all. Evaluation mode: no dropout. The
-    subject is not changed.
+    The batch is of ``rows`` pairs of like length, longer than three quarters of all. Evaluation mode: no dropout. Of
+    images see :func:`thalweg.tasks.image_diagnosing.diagnose_images`. The subject is not changed.
 
     Args:
         rows: of the batch.
@@ -172,6 +198,11 @@ def diagnose(subject: Subject, *, rows: int = 32, steps: int = 8) -> Diagnosis:
     """
     if rows < 2 or steps < 1:
         raise ConfigError(f"`rows` must be at least 2 and `steps` at least 1, got {rows} and {steps}")
+    if not isinstance(subject, PairSubject):
+        from thalweg.tasks.image_diagnosing import diagnose_images
+        from thalweg.tasks.image_subjects import ImageSubject
+
+        return diagnose_images(cast(ImageSubject, subject), rows=rows, steps=steps)
     model = subject.model
     batch = _batch(subject, rows)
     mode = model.training
@@ -187,12 +218,12 @@ def diagnose(subject: Subject, *, rows: int = 32, steps: int = 8) -> Diagnosis:
         reading = _reading(model, batch)
     finally:
         model.train(mode)
-    decay, updates = _train_a_little(subject, steps)
-    layers = tuple(dataclasses.replace(row, update=updates.get(row.name, math.nan)) for row in flow.layers)
-    whole = math.sqrt(sum(row.gradient**2 * row.size for row in layers))
+    batches = Batches(
+        list(subject.examples), size=subject.config.training.batch_size, seed=subject.config.training.seed
+    )
+    decay, flow = train_a_little(subject, flow, batches, _loss, steps)
     sizes = (batch.size, batch.source.tokens.shape[1], batch.target.tokens.shape[1])
-    flow = dataclasses.replace(flow, layers=layers)
-    return Diagnosis(subject, sizes, flow, depth, spans, gates, decay, norms, reading, whole)
+    return Diagnosis(subject, sizes, flow, depth, spans, gates, decay, norms, reading, flow.norm)
 
 
 def _run(model: nn.Module, batch: Batch, sites: Sequence[str] | None = None) -> tuple[Any, Any]:
@@ -205,7 +236,7 @@ def _first(batch: Batch, rows: int) -> Batch:
     return Batch(source, target, batch.rows[:rows])
 
 
-def _batch(subject: Subject, rows: int) -> Batch:
+def _batch(subject: PairSubject, rows: int) -> Batch:
     """Pairs of like length, longer than three quarters of all."""
     order = sorted(range(len(subject.examples)), key=lambda n: (len(subject.examples[n].source), n))
     last = min(len(order), max(rows, round(0.75 * len(order)) + rows))
@@ -293,8 +324,18 @@ def _norms(traces: Sequence[LayerTrace], kept: Sequence[tuple[str, Tensor]]) -> 
     return reports
 
 
-def _train_a_little(subject: Subject, steps: int) -> tuple[DecayReport, dict[str, float]]:
-    """What decay did in some steps on a copy, and the relative length of the last step by layer."""
+def train_a_little(
+    subject: Subject, flow: GradientFlow, batches: Any, loss: Callable[[Any, Any], Tensor], steps: int
+) -> tuple[DecayReport, GradientFlow]:
+    """What decay did in some steps on a copy, and the flow with the relative length of the last step by layer.
+
+    Args:
+        batches: :class:`~thalweg.data.Batches` or :class:`~thalweg.data.image_batches.ImageBatches`.
+        loss: of a model and a batch, one number.
+
+    >>> train_a_little.__name__
+    'train_a_little'
+    """
     training = subject.config.training
     device = next(subject.model.parameters()).device
     devices = [device.index or 0] if device.type == "cuda" else []
@@ -312,23 +353,24 @@ def _train_a_little(subject: Subject, steps: int) -> tuple[DecayReport, dict[str
             fused=False,
         )
         meter = DecayMeter(model, optimiser)
-        batches = Batches(list(subject.examples), size=training.batch_size, seed=training.seed)
         before: dict[str, Tensor] = {}
         for n in range(steps):
             batch = next(batches.iterate(n // len(batches), n % len(batches))).to(device)
             optimiser.zero_grad(set_to_none=True)
-            _loss(model, batch).backward()
+            loss(model, batch).backward()
             if training.clip:
                 nn.utils.clip_grad_norm_(model.parameters(), training.clip)
             if n + 1 == steps:
                 before = {name: p.detach().clone() for name, p in model.named_parameters()}
             meter.step()
-    sums: dict[str, list[float]] = {}
+    naming, sums = naming_of(model), dict[str, list[float]]()
     for name, p in model.named_parameters():
-        pair = sums.setdefault(layer_of(name), [0.0, 0.0])
+        pair = sums.setdefault(naming(name), [0.0, 0.0])
         pair[0] += float((p.detach() - before[name]).double().square().sum())
         pair[1] += float(before[name].double().square().sum())
-    return meter.report(), {name: math.sqrt(step / weight) if weight else 0.0 for name, (step, weight) in sums.items()}
+    updates = {name: math.sqrt(step / weight) if weight else 0.0 for name, (step, weight) in sums.items()}
+    layers = tuple(dataclasses.replace(row, update=updates.get(row.name, math.nan)) for row in flow.layers)
+    return meter.report(), dataclasses.replace(flow, layers=layers)
 
 
 def _finite(value: Any) -> Any:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from thalweg.diagnostics.saturation import TWO_SIDED
 from thalweg.energies.seq2seq import Seq2SeqConfig
 from thalweg.tasks.diagnosing import Diagnosis
+from thalweg.tasks.remedies import remedies_of
 
 __all__ = ["Finding", "Severity", "findings"]
 
@@ -53,6 +55,8 @@ def findings(diagnosis: Diagnosis) -> tuple[Finding, ...]:
     >>> findings.__name__
     'findings'
     """
+    from thalweg.tasks.image_findings import image_findings  # it says what it finds in the words of this module
+
     found = [
         *_reading(diagnosis),
         *_depth(diagnosis),
@@ -62,40 +66,27 @@ def findings(diagnosis: Diagnosis) -> tuple[Finding, ...]:
         *_steps(diagnosis),
         *_decay(diagnosis),
         *_norms(diagnosis),
+        *image_findings(diagnosis),
     ]
     return tuple(sorted(found, key=lambda finding: _ORDER.index(finding.severity)))
 
 
-def _paths(diagnosis: Diagnosis) -> tuple[str, ...]:
-    """Settings that open a way through many layers, of those that are not set yet."""
-    model = diagnosis.subject.config.model
-    if not isinstance(model, Seq2SeqConfig):
-        return ("model.norm=pre",) if model.norm == "post" else ("training.warmup=4000",)
-    change = []
-    if model.residual == "none":
-        change.append("model.residual=residual")
-    if model.norm == "none":
-        change.append("model.norm=layer")
-    if not change and model.initialisation == "default":
-        change.append("model.initialisation=orthogonal")
-    return tuple(change) or ("model.encoder_layers=2", "model.decoder_layers=2")
-
-
 def _reading(diagnosis: Diagnosis) -> Iterator[Finding]:
-    reading = diagnosis.reading
-    losses = f"loss {reading.loss:.3f}, beside another's source {reading.shuffled:.3f}"
-    if not diagnosis.subject.trained:
+    reading, words = diagnosis.reading, diagnosis.subject.words
+    losses = f"loss {reading.loss:.3f}, beside another's {words.given} {reading.shuffled:.3f}"
+    if not diagnosis.subject.trained or not math.isfinite(reading.loss):
         return
     if not reading.heeds:
         text = (
-            f"the model does not read its source: {losses} nats a symbol; symbol frequencies alone give "
+            f"the model does not {words.reads}: {losses} nats {words.per}; {words.frequencies} alone give "
             f"{reading.frequencies:.3f}"
         )
         deep = any(len({site.depth for site in sites}) > 2 for sites in diagnosis.flow.stacks().values())
-        slower = f"training.learning_rate={diagnosis.subject.config.training.learning_rate / 3:.1g}"
-        yield Finding("problem", "reading", text, _paths(diagnosis) if deep else (slower,))
+        remedies = remedies_of(diagnosis.subject.config)
+        yield Finding("problem", "reading", text, remedies.paths() if deep else remedies.slower())
     else:
-        yield Finding("good", "reading", f"the model reads its source: {losses} nats a symbol")
+        verb, _, rest = words.reads.partition(" ")
+        yield Finding("good", "reading", f"the model {verb}s {rest}: {losses} nats {words.per}")
 
 
 def _depth(diagnosis: Diagnosis) -> Iterator[Finding]:
@@ -108,11 +99,11 @@ def _depth(diagnosis: Diagnosis) -> Iterator[Finding]:
         how = f"at layer {sites[0].depth} they are {ratio:.2g} of those at layer {sites[-1].depth}"
         if ratio < LOST:
             text = f"gradients vanish on their way down the {stack or 'stack'}: {how}, a factor of {each:.2g} a layer"
-            yield Finding("problem", "depth", text, _paths(diagnosis))
+            yield Finding("problem", "depth", text, remedies_of(diagnosis.subject.config).paths(stack))
         elif ratio > 1 / LOST:
             clip = () if diagnosis.subject.config.training.clip else ("training.clip=1",)
             text = f"gradients explode on their way down the {stack or 'stack'}: {how}, a factor of {each:.2g} a layer"
-            yield Finding("problem", "depth", text, (*clip, *_paths(diagnosis)))
+            yield Finding("problem", "depth", text, (*clip, *remedies_of(diagnosis.subject.config).paths(stack)))
         else:
             yield Finding("good", "depth", f"gradients reach every layer of the {stack or 'stack'}: {how}")
 
@@ -127,7 +118,7 @@ def _signal(diagnosis: Diagnosis) -> Iterator[Finding]:
                 f"the signal dies on its way up the {stack or 'stack'}: states of layer {last.depth} differ between "
                 f"inputs by {last.spread:.2g} of their size, those of layer {first.depth} by {first.spread:.2g}"
             )
-            yield Finding("problem", "signal", text, _paths(diagnosis))
+            yield Finding("problem", "signal", text, remedies_of(diagnosis.subject.config).paths(stack))
 
 
 def _time(diagnosis: Diagnosis) -> Iterator[Finding]:
@@ -167,21 +158,21 @@ def _saturation(diagnosis: Diagnosis) -> Iterator[Finding]:
     rows = diagnosis.saturation.rows
     if not rows:
         return
-    dead = [row for row in rows if row.kind == "relu" and row.stuck > DEAD]
-    full = [row for row in rows if row.kind != "relu" and row.share > STUCK]
+    dead = [row for row in rows if row.kind not in TWO_SIDED and row.stuck > DEAD]
+    full = [row for row in rows if row.kind in TWO_SIDED and row.share > STUCK]
+    remedies = remedies_of(diagnosis.subject.config)
     if dead:
         worst = max(dead, key=lambda row: row.stuck)
-        text = f"{worst.stuck:.0%} of the units of {worst.name} ({worst.gate}) are dead: 0 on the whole batch"
-        yield Finding("warning", "saturation", text, ("training.learning_rate=0.001", "model.activation=gelu"))
+        how = "0" if worst.kind == "relu" else "flat"
+        text = f"{worst.stuck:.0%} of the units of {worst.name} ({worst.gate}) are dead: {how} on the whole batch"
+        yield Finding("warning", "saturation", text, remedies.dead(worst.name, trained=diagnosis.subject.trained))
     if full:
         worst = max(full, key=lambda row: row.share)
-        model = diagnosis.subject.config.model
-        change = ("model.norm=layer",) if isinstance(model, Seq2SeqConfig) and model.norm == "none" else ()
         others = f", and {len(full) - 1} other gates like it" if len(full) > 1 else ""
         text = (
             f"{worst.share:.0%} of the values of the {worst.gate} of {worst.name} are at an end of their range{others}"
         )
-        yield Finding("warning", "saturation", text, (*change, "training.learning_rate=0.001"))
+        yield Finding("warning", "saturation", text, remedies.full())
     if not dead and not full:
         worst = diagnosis.saturation.worst(1)[0]
         text = f"gates and activations have room: the fullest is the {worst.gate} of {worst.name}, {worst.share:.0%}"
@@ -189,16 +180,18 @@ def _saturation(diagnosis: Diagnosis) -> Iterator[Finding]:
 
 
 def _steps(diagnosis: Diagnosis) -> Iterator[Finding]:
-    training = diagnosis.subject.config.training
+    training, remedies = diagnosis.subject.config.training, remedies_of(diagnosis.subject.config)
     long = [row for row in diagnosis.flow.layers if row.update > LONG]
     if long:
         worst = max(long, key=lambda row: row.update)
         text = f"steps are long: one changes the weights of {worst.name} by {worst.update:.0%} of their size"
-        yield Finding("warning", "steps", text, (f"training.learning_rate={training.learning_rate / 3:.1g}",))
+        yield Finding("warning", "steps", text, remedies.slower())
     if training.clip and diagnosis.gradient > 10 * training.clip:
         text = f"clipping takes most of the gradient away: its norm is {diagnosis.gradient:.3g}, clip {training.clip:g}"
-        yield Finding("warning", "steps", text, ("model.norm=layer", "training.warmup=400"))
-    if not training.clip and diagnosis.gradient > 10:
+        yield Finding("warning", "steps", text, remedies.clipped())
+    # Adam's steps are as long whatever the gradient; of the small batches of transducers a large one is worth a word.
+    scaled = diagnosis.images is not None and training.optimiser != "sgd"
+    if not training.clip and diagnosis.gradient > 10 and not scaled:
         text = f"the gradient is large, its norm {diagnosis.gradient:.3g}, and nothing clips it"
         yield Finding("warning", "steps", text, ("training.clip=1",))
 
@@ -223,7 +216,7 @@ def _decay(diagnosis: Diagnosis) -> Iterator[Finding]:
 
 
 def _norms(diagnosis: Diagnosis) -> Iterator[Finding]:
-    for stack, report in diagnosis.norms.items():
+    for stack, report in diagnosis.norms.items() if diagnosis.images is None else ():
         rows = {row.scheme: row for row in report.rows}
         batch = rows.get("batch")
         if batch is not None and batch.dead > 0.05:

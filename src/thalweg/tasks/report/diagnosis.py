@@ -7,14 +7,16 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
 from thalweg.learning.checkpoint import write_atomically
+from thalweg.tasks.report.diagnosis_images import layers_table, norms_table, stretch_lines
 from thalweg.tasks.report.plots import COLOURS, STYLE, inline_svg
+from thalweg.tasks.report.tables import Line, row_of, table_of
 from thalweg.tasks.report.text import escape, foreign, note
 
 if TYPE_CHECKING:
@@ -30,19 +32,6 @@ ROLES = ("first", "second", "best", "muted")
 # Rows of a long table that are shown at once.
 WORST = 12
 MARKS = {"problem": ("bad", "✗"), "warning": ("cut", "!"), "note": ("muted", "·"), "good": ("ok", "✓")}
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of a chart; points with a value that is not positive are left out, the scale being logarithmic.
-
-    >>> Line("encoder", ((1, 0.1), (2, 1.0))).points[0]
-    (1, 0.1)
-    """
-
-    label: str
-    points: tuple[tuple[float, float], ...]
-    dashed: bool = False
 
 
 def write_diagnosis(
@@ -67,13 +56,16 @@ def write_diagnosis(
 
 
 def _body(diagnosis: Diagnosis, found: Sequence[Finding], command: str) -> str:
+    look = diagnosis.images
     sections: list[tuple[str, str, Callable[[], str]]] = [
         ("findings", "Findings", lambda: _findings(found, command)),
         ("depth", "Depth", lambda: _depth(diagnosis)),
-        ("time", "Time", lambda: _time(diagnosis)),
+        ("time", "Time", lambda: _time(diagnosis))
+        if look is None
+        else ("layers", "Layers", lambda: layers_table(look)),
         ("saturation", "Saturation", lambda: _saturation(diagnosis)),
         ("weights", "Weights", lambda: _weights(diagnosis)),
-        ("normalisation", "Normalisation", lambda: _norms(diagnosis)),
+        ("normalisation", "Normalisation", lambda: ("" if look is None else norms_table(look)) + _norms(diagnosis)),
     ]
     links = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in sections)
     parts = "".join(f'<section id="{key}"><h2>{title}</h2>{make()}</section>' for key, title, make in sections)
@@ -81,22 +73,24 @@ def _body(diagnosis: Diagnosis, found: Sequence[Finding], command: str) -> str:
 
 
 def _header(diagnosis: Diagnosis, found: Sequence[Finding]) -> str:
-    subject, reading = diagnosis.subject, diagnosis.reading
+    subject, reading, words = diagnosis.subject, diagnosis.reading, diagnosis.subject.words
     worst = sum(finding.severity == "problem" for finding in found)
     tiles = [
         ("problems", str(worst), "that keep it from training"),
-        ("loss", f"{reading.loss:.3f}", f"nats a symbol; symbol frequencies alone {reading.frequencies:.3f}"),
-        ("other source", f"{reading.shuffled:.3f}", "the loss beside another pair's source"),
+        ("loss", f"{reading.loss:.3f}", f"nats {words.per}; {words.frequencies} alone {reading.frequencies:.3f}"),
+        (f"other {words.given}", f"{reading.shuffled:.3f}", f"the loss beside {words.other}"),
         ("gradient", f"{diagnosis.gradient:.2e}", "norm of the whole"),
     ]
+    if diagnosis.images is not None:
+        tiles.insert(1, ("accuracy", f"{diagnosis.images.accuracy:.1%}", "of the images looked at"))
     cells = "".join(
         f'<div class="tile"><span class="muted">{escape(name)}</span><span class="value">{escape(value)}</span>'
         f'<span class="muted">{escape(about)}</span></div>'
         for name, value, about in tiles
     )
-    rows, source, target = diagnosis.batch
+    rows, *sizes = diagnosis.batch
     kind = "the trained model" if subject.trained else "the model as it starts"
-    about = f"{kind}, on {rows} pairs of {subject.data}: sources of up to {source}, targets of up to {target} symbols"
+    about = f"{kind}, on {rows} {words.items} of {subject.data}: {words.shape.format(*sizes)}"
     return (
         f'<header><p class="brand">Thalweg diagnosis</p><h1>{foreign(subject.name)}</h1>'
         f'<div class="tiles">{cells}</div><p class="muted">{foreign(about)}</p></header>'
@@ -113,23 +107,12 @@ def _findings(found: Sequence[Finding], command: str) -> str:
             f"<td>{escape(finding.about)}</td>"
             f"<td>{escape(finding.text)}{change}</td></tr>"
         )
-    table = _table(("", "about", "what was found, and what to try"), rows)
+    table = table_of(("", "about", "what was found, and what to try"), rows)
     changes = list(dict.fromkeys(word for f in found if f.severity == "problem" for word in f.change))
     if not changes or not command:
         return table
     words = escape(f"{command} {shlex.join(changes)}")
     return f'{table}<div class="card commands"><p>Train it with what is suggested</p><pre>{words}</pre></div>'
-
-
-def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
-    head = "".join(
-        f"<th{' class=number' if name.startswith('#') else ''}>{escape(name.lstrip('#'))}</th>" for name in heads
-    )
-    return f'<div class="card scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-
-
-def _row(name: str, *cells: str) -> str:
-    return f'<tr><th scope="row">{escape(name)}</th>' + "".join(f'<td class="number">{c}</td>' for c in cells) + "</tr>"
 
 
 def _figure(title: str, svg: str, lines: Sequence[Line]) -> str:
@@ -152,18 +135,20 @@ def _depth(diagnosis: Diagnosis) -> str:
         lines.append(Line(f"{name or 'stack'}, largest", tuple((row.depth, row.largest) for row in rows)))
         lines.append(Line(f"{name or 'stack'}, mean", tuple((row.depth, row.mean) for row in rows), dashed=True))
     charts.append(("Jacobian from a layer to the last: singular values", lines))
+    if diagnosis.images is not None:
+        charts.append(("Jacobian of each layer alone: singular values", stretch_lines(diagnosis.images)))
     drawn = [
         _figure(title, chart(lines, prefix=f"depth{n}-", xlabel="layer"), lines)
         for n, (title, lines) in enumerate(charts)
         if any(line.points for line in lines)
     ]
     rows = [
-        _row(s.name, f"{s.gradient:.2e}", f"{s.activation:.3f}", f"{s.spread:.2g}")
+        row_of(s.name, f"{s.gradient:.2e}", f"{s.activation:.3f}", f"{s.spread:.2g}")
         for sites in stacks.values()
         for s in sites
     ]
     body = f'<div class="charts">{"".join(drawn)}</div>' if drawn else note("There is one layer a stack: no depth.")
-    return body + _table(("states", "#gradient", "#size", "#differ between inputs"), rows)
+    return body + table_of(("states", "#gradient", "#size", "#differ between inputs"), rows)
 
 
 def _time(diagnosis: Diagnosis) -> str:
@@ -215,10 +200,10 @@ def _saturation(diagnosis: Diagnosis) -> str:
     if not report.rows:
         return note("No gates or activations that can be looked at.")
     heads = ("layer", "gate", "", "#low", "#high", "#units stuck", "#mean", "at an end")
-    worst = _table(heads, [_gate(row) for row in report.worst(WORST)])
+    worst = table_of(heads, [_gate(row) for row in report.worst(WORST)])
     if len(report.rows) <= WORST:
         return worst
-    every = _table(heads, [_gate(row) for row in report.rows])
+    every = table_of(heads, [_gate(row) for row in report.rows])
     return f"{worst}<details><summary>All {len(report.rows)} gates and activations</summary>{every}</details>"
 
 
@@ -235,13 +220,13 @@ def _gate(row: Saturation) -> str:
 
 def _weights(diagnosis: Diagnosis) -> str:
     rows = [
-        _row(row.name, f"{row.size:,}", f"{row.gradient:.2e}", f"{row.weight:.2e}", f"{row.update:.2e}")
+        row_of(row.name, f"{row.size:,}", f"{row.gradient:.2e}", f"{row.weight:.2e}", f"{row.update:.2e}")
         for row in diagnosis.flow.layers
     ]
-    first = _table(("parameters", "#numbers", "#gradient (rms)", "#weight (rms)", "#relative step"), rows)
+    first = table_of(("parameters", "#numbers", "#gradient (rms)", "#weight (rms)", "#relative step"), rows)
     decay = diagnosis.decay
     rows = [
-        _row(
+        row_of(
             row.name,
             *(f"{value:.2e}" for value in (row.rule, row.measured, row.small, row.large)),
             f"{row.half_life:,.0f}",
@@ -250,14 +235,14 @@ def _weights(diagnosis: Diagnosis) -> str:
     ]
     heads = ("decay a step", "#by rule", "#measured", "#small gradients", "#large gradients", "#half-life (steps)")
     about = f"<p>{escape(decay.optimiser)}, {decay.steps} steps on a copy: {escape(decay.advice)}.</p>"
-    return f"{first}<h3>Weight decay</h3>{about}{_table(heads, rows)}"
+    return f"{first}<h3>Weight decay</h3>{about}{table_of(heads, rows)}"
 
 
 def _norms(diagnosis: Diagnosis) -> str:
     parts = []
     for stack, report in diagnosis.norms.items():
         rows = [
-            _row(
+            row_of(
                 row.scheme,
                 f"{row.groups:,}",
                 *(f"{a:.3g} to {b:.3g}" for a, b in (row.mean, row.deviation, row.gain)),
@@ -266,7 +251,7 @@ def _norms(diagnosis: Diagnosis) -> str:
             for row in report.rows
         ]
         title = f"<h3>What norms would measure on the last {escape(stack or 'layer')} layer</h3>"
-        parts.append(title + _table(("scheme", "#groups", "#mean", "#deviation", "#gradient gain", "#dead"), rows))
+        parts.append(title + table_of(("scheme", "#groups", "#mean", "#deviation", "#gradient gain", "#dead"), rows))
     return "".join(parts) or note("No layers whose states could be looked at.")
 
 
