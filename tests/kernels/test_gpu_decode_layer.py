@@ -34,6 +34,8 @@ if RUNS:
     from thalweg.kernels.gpu.decode_layer import Cut, Tiles
 
 
+# Steps of whole models in one launch a layer are among the fast tests; this is every way to share a layer out.
+@pytest.mark.slow
 @outside
 def test_in_the_interpreter() -> None:
     run_in_the_interpreter(__file__)

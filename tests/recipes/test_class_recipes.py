@@ -37,7 +37,6 @@ def test_the_published_settings_are_kept(name):
     assert recipe.seeds == (0, 1, 2)
     assert [entry["data"] for entry in recipe.evaluations] == ["val", "test"]
     assert config.training.optimiser == "sgd"
-    assert config.training.momentum == 0
     assert config.training.learning_rate == (0.01 if name in ("c1", "c2") else float(name.removeprefix("c1-lr")))
     assert size_of(name) == (756_742 if name == "c2" else 5_340_742)
     assert not config.augment.settle((48, 48), "intel").active
