@@ -361,3 +361,25 @@ def test_inputs_are_checked():
         HopfieldLookup(8, patterns=3, values=5)
     with pytest.raises(ConfigError, match="`queries` must be"):
         HopfieldPooling(8, queries=0)
+
+
+def test_a_layer_that_is_nothing_but_one_attention() -> None:
+    torch.manual_seed(0)
+    layer = Hopfield(6, beta=0.7, static=("stored", "state", "values", "output"), normalise=())
+    stored, state = torch.randn(3, 5, 6, requires_grad=True), torch.randn(3, 4, 6, requires_grad=True)
+    wanted = (0.7 * state @ stored.mT).softmax(-1) @ stored
+    found = layer(stored, state)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(layer(stored, state, stored), wanted)  # the way round of layers that have more to do
+    for one, two in zip(*(torch.autograd.grad(x.sin().sum(), (stored, state)) for x in (found, wanted)), strict=True):
+        torch.testing.assert_close(one, two)
+    padding = torch.zeros(3, 5, dtype=torch.bool)
+    padding[:, 3:] = True
+    kept = stored[:, :3]
+    expected = (0.7 * state @ kept.mT).softmax(-1) @ kept
+    torch.testing.assert_close(layer(stored, state, key_padding_mask=padding), expected)
+    layer.steps = 2
+    torch.testing.assert_close(layer(stored, state), (0.7 * wanted @ stored.mT).softmax(-1) @ stored)
+    layer.steps = 1
+    with pytest.raises(ShapeError, match="`state` must be"):
+        layer(stored, state[..., :5])
