@@ -71,6 +71,20 @@ def test_seed_epoch_and_number_fix_a_batch(workers):
     assert not any(same(next(other), whole[0]) for other in others)
 
 
+def test_every_batch_and_every_epoch_is_changed_in_its_own_way():
+    one = split_of(1)
+    split = ImageSplit(
+        "train", one.images.expand(12, -1, -1, -1).contiguous(), torch.zeros(12, dtype=torch.long), ["x"] * 12
+    )
+    batches = batches_of(split, **FULL)
+    found = [batch for n in range(2) for batch in batches.iterate(n)]
+    assert len(found) == 6
+    assert not any(torch.equal(a.images, b.images) for i, a in enumerate(found) for b in found[:i])
+    weights = [batch.mixed[1] for batch in found if batch.mixed is not None]
+    assert len(weights) == 6
+    assert not any(torch.equal(a, b) for i, a in enumerate(weights) for b in weights[:i])
+
+
 def test_the_global_generator_is_left_alone():
     before = torch.get_rng_state()
     list(batches_of(**FULL).iterate(0))
