@@ -44,7 +44,7 @@ def run_in_the_interpreter(file: str) -> None:
 def compile_instead(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> set[str]:
     """From now on launches compile for Hopper and compute nothing, without a GPU; the names of kernels that were.
 
-    ``modules`` are those that start kernels by ``launching.launch``, which would look for a device.
+    ``modules`` are those that start kernels by ``launching.launch`` or ``repeated``, which would look for a device.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -52,7 +52,7 @@ def compile_instead(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> set[str]:
     from triton.runtime.jit import JITFunction
 
     names = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16"}
-    names |= {torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8"}
+    names |= {torch.float16: "*fp16", torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8"}
     done: set[str] = set()
 
     def kind(value: object) -> str:
@@ -62,7 +62,9 @@ def compile_instead(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> set[str]:
 
     def compile_only(kernel, *arguments, grid, warmup, num_warps: int = 4, num_stages: int = 3, **constants) -> None:
         given = dict(zip(kernel.arg_names, arguments, strict=False))
-        cooperative = {name: constants.pop(name) for name in ("launch_cooperative_grid",) if name in constants}
+        cooperative = {
+            name: constants.pop(name) for name in ("launch_cooperative_grid", "enable_fp_fusion") if name in constants
+        }
         signature = {name: kind(value) for name, value in given.items()}
         # A launch makes a constant of every 1, which changes what the kernel is allowed to do with it.
         constants |= {name: 1 for name, what in signature.items() if what == "constexpr"}
@@ -73,7 +75,13 @@ def compile_instead(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> set[str]:
         assert made.metadata.shared < 227 * 1024, f"{kernel} wants {made.metadata.shared} bytes of shared memory"
         done.add(kernel.__name__)
 
+    def start(kernel, grid, *given, key=None, **options):
+        kernel[grid](*given, **options)
+        return lambda **new: None
+
     monkeypatch.setattr(JITFunction, "run", compile_only)
     for module in modules:
-        monkeypatch.setattr(module, "launch", lambda kernel, grid, *given, **options: kernel[grid](*given, **options))
+        for name in ("launch", "repeated"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, start)
     return done

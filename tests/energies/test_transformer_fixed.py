@@ -39,7 +39,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something that says there are kernels; what launches none can then be tried anywhere."""
-    monkeypatch.setattr(dispatch, "fixed_kernels", lambda device: SimpleNamespace(cut=lambda *given: None))
+    monkeypatch.setattr(dispatch, "fixed_kernels", lambda device: SimpleNamespace(suits=lambda rows: False))
 
 
 def build(seed: int = 0, *, features=(), device: str = DEVICE, **settings) -> Transformer:
@@ -102,27 +102,30 @@ SOME = [
 ]
 
 
+HALVED = [
+    *SOME,
+    {"norm": "pre", "positions": "sinusoidal", "activation": "silu", "embedding_norm": True},
+    {"norm": "pre", "positions": "learned", "activation": "relu", "max_positions": 5, "tied": True},
+    {"norm": "rms", "decoder_norm": "layer"},
+    {"heads": 1, "feedforward": 32, "encoder_layers": 2},
+    {"norm": "pre", "feedforward": 512, "encoder_layers": 2, "decoder_layers": 2},
+    {"norm": "post", "feedforward": 512, "encoder_layers": 2, "decoder_layers": 2},
+]
+
+
 @here_only
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("settings", SOME)
-def test_a_launch_for_every_layer(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from thalweg.kernels.gpu import decode_layer
+@pytest.mark.parametrize("settings", HALVED)
+def test_matrices_in_two_halves(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from thalweg.kernels.gpu import decoding
 
-    monkeypatch.setattr(decode_layer, "FUSED_ROWS", 1024)
-    model = build(**settings)
-    assert FixedTransformer(model, 1, 1, 4, 3).cut is not None
+    monkeypatch.setattr(decoding, "suits", lambda rows: True)
+    model = build(**({"width": 32, "feedforward": 48} | settings))
+    halved = FixedTransformer(model, 4, 2, 4, 3).halved
+    assert halved is not None
+    rotary, other = settings.get("positions") == "rotary", settings.get("norm") == "rms"
+    assert (halved.encoder_rooms is None) == (rotary or other)
     check_steps(model)
-
-
-@here_only
-@pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("settings", SOME)
-def test_layers_by_programs_that_meet(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from thalweg.kernels.gpu import decode_layer, decoding
-
-    shared = decode_layer.Cut(decode_layer.Tiles(4, 2), 2)
-    monkeypatch.setattr(decoding, "cut", lambda *given: shared)
-    check_steps(build(**settings))
 
 
 @here_only

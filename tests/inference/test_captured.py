@@ -304,6 +304,7 @@ def test_a_greedy_transformer_that_can_be_forgotten(monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as without:
         without.setattr(dispatch, "fixed_kernels", lambda device: None)
         assert_same(found, greedy(model, sources(*THREE), max_length=3))
+    gc.collect()  # models of other tests
     count, gone = len(captured._kept), weakref.ref(model)
     del model
     gc.collect()

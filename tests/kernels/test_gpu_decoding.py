@@ -75,7 +75,7 @@ def test_layers_compile_for_hopper(rows: int, dtype: torch.dtype, compiled: set[
     decoding.linear(room(rows, F), room(D, F), room(D), queries, residual=x)
     decoding.linear(x, room(7, D), room(7), room(rows, 7, kind=torch.float32), norm=norm)
     product = "_few" if rows <= 8 else "_linear"
-    assert compiled >= {"_embed", "_past", "_rotate", "_source", product}
+    assert compiled >= {"_embed", "_past", "_rotate", "_places", product}
 
 
 @pytest.mark.slow

@@ -248,6 +248,13 @@ class Transformer(nn.Module):
         positions = self._source_positions(tokens)
         return self.embed(tokens, positions, tokens.size(1) + 1, source=True), positions
 
+    def embed_padded(self, source: Padded) -> tuple[Tensor, Tensor]:
+        """The same, where padding alone may reach further than positions do."""
+        positions = self._source_positions(source.tokens)
+        # Lengths live on the CPU: looking at them waits for no device.
+        reach = int(source.lengths.max()) + self.counted_from
+        return self.embed(source.tokens, positions, reach, source=True), positions
+
     def _starts(self, source: Padded) -> Tensor:
         """``(B,)`` the position of bos after each source, in a causal model."""
         if self.is_feature is not None:
@@ -267,8 +274,7 @@ class Transformer(nn.Module):
         S = tokens.size(1)
         # Lengths live on the CPU: looking at them waits for no device.
         seen = None if int(lengths.min()) == S else mask[:, None, None, :]
-        positions = self._source_positions(tokens)
-        x = self.embed(tokens, positions, int(lengths.max()) + self.counted_from, source=True)
+        x, positions = self.embed_padded(source)
         rotary = self.rotary_turns(S + self.counted_from, positions)
         copies = self._copied(tokens, mask)
         if self.encoder is None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from thalweg.energies.transformer import Transformer
+from thalweg.energies.transformer_halves import HalvedTransformer
 from thalweg.inference.captured import FixedPlan
 from thalweg.kernels import dispatch
 from thalweg.layers.padded import Padded
@@ -63,10 +64,8 @@ class FixedTransformer:
         self.streams = room(2, rows, config.width)
         self.queries, self.reading = room(2, rows, config.width)
         self.inner = room(rows, config.feedforward)
-        # Where a layer is one launch: how it is cut, and a count of the programs that have met.
-        self.meetings = room(rows, dtype=torch.int32)
-        self.cut: Any = self.kernels.cut(self.streams[0], config.heads)
         self.logits, self.bias = room(rows, model.vocab_size, dtype=torch.float32), room(model.vocab_size)
+        self.halved = HalvedTransformer(model, rows, items, places) if HalvedTransformer.serves(model, rows) else None
         self.positions = model.position_table(capacity)
         # A recorded encoder reads its tables where they were: they must stay.
         self.tables: tuple[Tensor | None, ...] = (model.position_table(reach + model.counted_from, source=True),)
@@ -108,33 +107,48 @@ class FixedTransformer:
 
     def encode(self) -> None:
         """Keys and values of the sources, and a fresh start."""
-        encoded = self.model.encode(self.sources)
-        for memory, found in zip(self.memories, encoded.memories, strict=True):
-            memory.copy_(found)
+        model, halved = self.model, self.halved
         self.lengths.copy_(self.sources.mask.sum(dim=1))
-        self.meetings.zero_()
+        bias = model.never + model.unread
+        self.bias.copy_(bias if model.output.bias is None else bias + model.output.bias)
+        if halved is not None:
+            halved.refresh(self.bias)
+        if halved is not None and halved.encodes(model):
+            halved.encode(model.embed_padded(self.sources)[0], self.lengths, model, self.memories)
+        else:
+            for memory, found in zip(self.memories, model.encode(self.sources).memories, strict=True):
+                memory.copy_(found)
         rows = torch.arange(len(self.lineage), device=self.lineage.device, dtype=torch.int32)
         self.lineage[:, 0] = rows
-        bias = self.model.never + self.model.unread
-        self.bias.copy_(bias if self.model.output.bias is None else bias + self.model.output.bias)
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Feed ``tokens (R,)`` at ``position (1,)``: logits ``(R, V)``, not normalised, in a buffer of this object."""
-        model, ops = self.model, self.kernels
-        x, other = self.streams
+        model, ops, halved = self.model, self.kernels, self.halved
+        x, other = self.streams if halved is None else (halved.rooms.x[0], halved.rooms.other[0])
         scale = model.config.width**0.5 if model.config.embedding_scale else 1.0
         ops.embed(tokens, model.target_embedding.weight, scale, self.positions, position, x)
+        if halved is not None:
+            return self._halved_step(halved, position)
         # The norm that whoever reads the stream still has to apply, where norms come after the sums.
         pending = None if model.target_norm is None else _norm(ops, model.target_norm)
         if pending and model.config.norm == "pre":
             x.copy_(nn.functional.layer_norm(x, x.shape[1:], *pending))
             pending = None
-        way = self._layer if self.cut is None else self._fused_layer
         for layer, cache, memory in zip(model.decoder.each, self.caches, self.memories, strict=True):
-            x, other = way(layer, cache, memory, position, x, other, pending), x
+            x, other = self._layer(layer, cache, memory, position, x, other, pending), x
             pending = None if layer.first else _norm(ops, layer.feedforward_norm)
         last = pending if model.decoder.norm is None else _norm(ops, model.decoder.norm)
         return ops.linear(x, model.output.weight, self.bias, self.logits, norm=last)
+
+    def _halved_step(self, halved: HalvedTransformer, position: Tensor) -> Tensor:
+        model, rooms = self.model, halved.rooms
+        halved.begin_step(model.target_norm, model.config.norm == "pre")
+        for layer, cache, memory in zip(model.decoder.each, self.caches, self.memories, strict=True):
+            about = (self.lengths, self.lineage, position, self.angles)
+            halved.layer(layer, cache, memory, *about, first=cache is self.caches[0])
+        halved.output(model.decoder.norm, model.output, self.logits)
+        halved.rooms = rooms  # every step begins with the same buffers
+        return self.logits
 
     def _layer(
         self,
@@ -172,35 +186,6 @@ class FixedTransformer:
         )
         return self._add(block.down, self.inner, x, other, pending)
 
-    def _fused_layer(
-        self,
-        layer: TransformerLayer,
-        cache: Tensor,
-        memory: Tensor,
-        position: Tensor,
-        x: Tensor,
-        other: Tensor,
-        pending: Any,
-    ) -> Tensor:
-        """The same in one launch; with rotary positions, what is turned is made before."""
-        assert layer.cross is not None
-        ops, own, cross, block = self.kernels, layer.attention, layer.cross, layer.feedforward
-        norms = [_norm(ops, norm) for norm in (layer.attention_norm, layer.cross_norm, layer.feedforward_norm)]
-        norms = norms if layer.first else [pending, *norms[:2]]
-        if self.angles is not None:
-            self._project(layer, cache, position, x, norms[0])
-        matrices = (own.project, own.out, cross.query, cross.out, block.up, block.gate, block.down)
-        weights = (None if matrix is None else (matrix.weight, matrix.bias) for matrix in matrices)
-        rooms = ops.Rooms(
-            *(x, other, self.queries, self.reading, self.inner, cache, self.lineage, position, memory, self.lengths),
-            self.meetings,
-        )
-        return ops.layer(
-            *(self.cut, rooms, ops.Weights(*weights, block.activation, own.heads), tuple(norms)),
-            post=not layer.first,
-            projected=self.angles is not None,
-        )
-
     def _project(self, layer: TransformerLayer, cache: Tensor, position: Tensor, x: Tensor, norm: Any) -> None:
         project, heads = layer.attention.project, layer.attention.heads
         self.kernels.project(x, project.weight, project.bias, self.queries, cache, position, norm)
@@ -214,6 +199,41 @@ class FixedTransformer:
 def _norm(ops: Any, norm: nn.Module) -> Any:
     assert isinstance(norm, nn.LayerNorm)
     return ops.Norm(norm.weight, norm.bias, norm.eps)
+
+
+class _Outline(NamedTuple):
+    """Where a model's tensors are named: to look there takes a tenth of the time that a walk through it takes."""
+
+    tensors: list[tuple[dict[str, Any], str]]
+    children: list[tuple[dict[str, Any], str, Any]]
+    sizes: list[tuple[dict[str, Any], int]]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> _Outline:
+        found = cls([], [], [])
+        for module in model.modules():
+            parts: list[dict[str, Any]] = [module._parameters, module._buffers]
+            found.tensors.extend((part, name) for part in parts for name in part)
+            found.children.extend((module._modules, name, child) for name, child in module._modules.items())
+            found.sizes.extend((part, len(part)) for part in (*parts, module._modules))
+        return found
+
+    def holds(self) -> bool:
+        """Whether the model is still made of the same modules."""
+        same = all(part.get(name) is child for part, name, child in self.children)
+        return same and all(len(part) == size for part, size in self.sizes)
+
+
+_outlines: weakref.WeakKeyDictionary[nn.Module, _Outline] = weakref.WeakKeyDictionary()
+
+
+def _addresses(model: nn.Module) -> tuple[int, ...]:
+    """Of all parameters and buffers."""
+    outline = _outlines.get(model)
+    if outline is None or not outline.holds():
+        outline = _outlines[model] = _Outline.of(model)
+    found = (part[name] for part, name in outline.tensors)
+    return tuple(0 if tensor is None else tensor.data_ptr() for tensor in found)
 
 
 def plan(model: Transformer, source: Padded) -> FixedPlan | None:
@@ -230,7 +250,7 @@ def plan(model: Transformer, source: Padded) -> FixedPlan | None:
         return None  # the ordinary search says what is wrong
     places = -(-source.tokens.size(1) // 4) * 4
     # A graph reads the weights, and batch norm's statistics, where they were when it was recorded.
-    where = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
+    where = _addresses(model)
 
     def make(items: int, width: int, capacity: int) -> FixedTransformer:
         return FixedTransformer(model, items, width, places, capacity)

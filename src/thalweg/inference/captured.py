@@ -75,10 +75,15 @@ class _Captured:
         self.eos, self.bos = model.eos, model.bos
         self.beam = self.kernels.Beam.empty(items, request.width, request.k, request.max_length, device)
         self.count = torch.zeros(1, dtype=torch.int32, device=device)
-        self.graphs: tuple[Any, Any] | None = None
+        self.numbers = torch.arange(items, device=device)
+        self.graphs: tuple[Any, Any, Any] | None = None
+        self.found: tuple[Tensor, ...] = ()
+        on_gpu = device.type == "cuda"
+        self.summary = torch.zeros(2, dtype=torch.long, pin_memory=on_gpu)  # the longest answer, and if any is none
         self.seen: Tensor | None = None
-        if device.type == "cuda":
+        if on_gpu:
             self.seen = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+            self.events = [torch.cuda.Event() for _ in range(LEAD + 1)]
             self._capture()
 
     def _capture(self) -> None:
@@ -88,14 +93,16 @@ class _Captured:
             self.count.fill_(1)
             self.begin()
             self.step()
+            self.beam.done.fill_(1)  # answers of one symbol
+            self.end()
         torch.cuda.current_stream().wait_stream(stream)
         graphs = []
-        for work in (self.begin, self.step):
+        for work in (self.begin, self.step, self.end):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 work()
             graphs.append(graph)
-        self.graphs = graphs[0], graphs[1]
+        self.graphs = graphs[0], graphs[1], graphs[2]
 
     def begin(self) -> None:
         self.decoder.encode()
@@ -125,41 +132,52 @@ class _Captured:
                 self.step()
                 if not int(self.beam.remaining):
                     break
+            self.end()
         else:
             self._replay(*self.graphs)
         return self._answers(first, count)
 
-    def _replay(self, begin: Any, step: Any) -> None:
+    def _replay(self, begin: Any, step: Any, end: Any) -> None:
         assert self.seen is not None
         self.seen.fill_(1)
         begin.replay()
-        events = []
+        stream, events = torch.cuda.current_stream(), self.events
         for n in range(self.request.max_length):
             step.replay()
-            if n + 1 < self.request.max_length:
-                events.append(torch.cuda.Event())
-                events[-1].record()
+            events[n % (LEAD + 1)].record(stream)
             if n >= LEAD:
-                events[n - LEAD].synchronize()
+                events[(n - LEAD) % (LEAD + 1)].synchronize()
                 if not int(self.seen):
                     break
+        end.replay()
+        events[0].record(stream)
+        events[0].synchronize()
+
+    def end(self) -> None:
+        """Everything about the answers, and what the host must know of them."""
+        beam = self.beam
+        tokens, lengths, scores, finished = self.kernels.trace(beam, self.vocab_size)
+        wrong = self._not_numbers().any().long()
+        longest = lengths.masked_fill((self.numbers >= self.count).unsqueeze(1), 0).max()
+        optimal = (beam.rank[:, 0] >= beam.dropped) & finished[:, 0]
+        self.found = tokens, lengths, scores, finished, optimal if self.request.penalty == 0 else optimal & False
+        self.summary.copy_(torch.stack((longest, wrong)), non_blocking=True)
+
+    def _not_numbers(self) -> Tensor:
+        """(A,) the items, of those there are, whose best is NaN or +inf."""
+        good = (self.beam.live[:, 0] < math.inf) & (self.beam.rank[:, 0] < math.inf)
+        return ~good & (self.numbers < self.count)
 
     def _answers(self, number: int, count: int) -> Hypotheses:
-        tokens, lengths, scores, finished = (
-            part[:, :count] if n == 0 else part[:count]
-            for n, part in enumerate(self.kernels.trace(self.beam, self.vocab_size))
-        )
-        first = torch.stack((self.beam.live[:count, 0], self.beam.rank[:count, 0]), dim=1)
-        longest, wrong = torch.stack((lengths.max(), (~(first < math.inf)).any().long())).tolist()
+        longest, wrong = self.summary.tolist()
         if wrong:
-            bad = ~(first < math.inf).all(dim=1)
+            bad = self._not_numbers()[:count]
             items = torch.arange(number, number + count, device=bad.device)
             raise_not_a_number(bad, items, int(self.beam.done[:count][bad][0]))
-        proved = (self.beam.rank[:count, 0] >= self.beam.dropped[:count]) & finished[:, 0]
-        optimal = proved if self.request.penalty == 0 else torch.zeros_like(proved)
-        return Hypotheses(
-            tokens[:longest].permute(1, 2, 0).contiguous(), lengths.clone(), scores.clone(), finished, optimal
-        )
+        tokens, *others = self.found
+        answers = tokens[:longest, :count].permute(1, 2, 0).contiguous()
+        lengths, scores, finished, optimal = (part[:count].clone() for part in others)
+        return Hypotheses(answers, lengths, scores, finished, optimal)
 
 
 class FixedPlan(NamedTuple):

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 __all__: list[str] = []
+
+
+@triton.jit
+def pending(WAIT: tl.constexpr):
+    """Wait for what earlier kernels write, where this one was started before their end; the next may start as early."""
+    if WAIT:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Attention of a decoding step over caches that stay where they are: a program for each row and head."""
+"""Attention of a decoding step over caches that stay where they are; readings in float32 or in two halves."""
 
 from __future__ import annotations
 
@@ -8,35 +8,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["attend_past", "attend_source", "rotate"]
+from thalweg.kernels.gpu.arithmetic import pending
+from thalweg.kernels.gpu.halves import Halves, halve, scale_of
+from thalweg.kernels.gpu.launching import overlapped
+
+__all__ = ["attend_past", "attend_places", "attend_source", "rotate"]
+
+_BLOCK = 16  # places at a time
+_ROWS = 4  # of an item from which matrix units pay, though they take 16
 
 
 @triton.jit
-def _attend(query, base, offsets, count, width, SP: tl.constexpr, DP: tl.constexpr, size, PER_STEP: tl.constexpr):
-    """Softmax reading of ``count`` places: keys at ``base`` + the place's offset, values ``width`` entries further."""
-    place = tl.arange(0, SP)
+def _write(out, out_low, out_scales, row, reading, mask, head, width, size, GP: tl.constexpr, DP: tl.constexpr):
+    """Readings (RP, DP) of one head: in float32, or in halves with a scale for every GP of their columns."""
     column = tl.arange(0, DP)
-    most = -float("inf")
-    total = 0.0
-    reading = tl.zeros((DP,), tl.float32)
-    for begin in range(0, count, SP):
-        s = begin + place
-        inside = s < count
-        if PER_STEP > 0:
-            offset = (s.to(tl.int64) * PER_STEP + tl.load(offsets + s, mask=inside, other=0)) * 2 * width
-        else:
-            offset = s.to(tl.int64) * 2 * width
-        mask = inside[:, None] & (column < size)[None, :]
-        keys = tl.load(base + offset[:, None] + column[None, :], mask=mask, other=0.0).to(tl.float32)
-        scores = tl.where(inside, tl.sum(keys * query[None, :], axis=1), -float("inf"))
-        higher = tl.maximum(most, tl.max(scores, axis=0))
-        weights = tl.exp(scores - higher)
-        decay = tl.exp(most - higher)
-        values = tl.load(base + width + offset[:, None] + column[None, :], mask=mask, other=0.0).to(tl.float32)
-        reading = reading * decay + tl.sum(values * weights[:, None], axis=0)
-        total = total * decay + tl.sum(weights, axis=0)
-        most = higher
-    return reading / tl.where(count > 0, total, 1.0)  # nothing to read gives zeros
+    at = row.to(tl.int64)[:, None] * width + head * size + column[None, :]
+    if GP == 0:
+        tl.store(out + at, reading.to(out.dtype.element_ty), mask=mask)
+    else:
+        reading = tl.where(mask, reading, 0.0)
+        scale, inverse = scale_of(tl.max(tl.abs(reading), axis=1))  # pyright: ignore[reportGeneralTypeIssues]
+        upper, lower = halve(reading, inverse[:, None])  # pyright: ignore[reportGeneralTypeIssues]
+        tl.store(out + at, upper, mask=mask)
+        tl.store(out_low + at, lower, mask=mask)
+        block = head * (size // GP) + tl.arange(0, DP // GP)
+        to = row[:, None] * (width // GP) + block[None, :]
+        own = (tl.sum(mask.to(tl.int32), axis=1) > 0)[:, None] & (block < (head + 1) * (size // GP))[None, :]
+        tl.store(out_scales + to, scale[:, None] + tl.zeros((scale.shape[0], DP // GP), tl.float32), mask=own)
 
 
 @triton.jit
@@ -46,6 +44,8 @@ def _past(
     lineage,
     position,
     out,
+    out_low,
+    out_scales,
     capacity,
     width,
     size,
@@ -53,74 +53,218 @@ def _past(
     ROWS: tl.constexpr,
     SP: tl.constexpr,
     DP: tl.constexpr,
+    GP: tl.constexpr,
+    WAIT: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, DP)
-    start = row * width + head * size
-    query = tl.load(queries + start + column, mask=column < size, other=0.0).to(tl.float32) * scale
-    count = tl.load(position).to(tl.int32) + 1
-    reading = _attend(query, cache + head * size, lineage + row * capacity, count, width, SP, DP, size, ROWS)
-    tl.store(out + start + column, reading.to(out.dtype.element_ty), mask=column < size)
+    known = column < size
+    s = tl.arange(0, SP)
+    ancestor = tl.load(lineage + row * capacity + s, mask=s < capacity, other=0)  # whatever the position is
+    count = tl.load(position).to(tl.int32)
+    slab = cache + head * size + column[None, :]
+    # What earlier steps left was there before the kernel before this one began: it is not waited for.
+    there = slab + ((s.to(tl.int64) * ROWS + ancestor) * 2 * width)[:, None]
+    mask = (s < count)[:, None] & known[None, :]
+    keys = tl.load(there, mask=mask, other=0.0).to(tl.float32)
+    values = tl.load(there + width, mask=mask, other=0.0).to(tl.float32)
+    pending(WAIT)
+    query = tl.load(queries + row * width + head * size + column, mask=known, other=0.0).to(tl.float32) * scale
+    own = cache + (count.to(tl.int64) * ROWS + row) * 2 * width + head * size + column
+    most = tl.sum(tl.load(own, mask=known, other=0.0).to(tl.float32) * query, axis=0)
+    total = 1.0
+    reading = tl.load(own + width, mask=known, other=0.0).to(tl.float32)
+    for _ in range(0, count, SP):
+        inside = s < count
+        scores = tl.where(inside, tl.sum(keys * query[None, :], axis=1), -float("inf"))
+        higher = tl.maximum(most, tl.max(scores, axis=0))
+        weights = tl.exp(scores - higher)
+        decay = tl.exp(most - higher)
+        reading = reading * decay + tl.sum(values * weights[:, None], axis=0)
+        total = total * decay + tl.sum(weights, axis=0)
+        most = higher
+        s += SP
+        ancestor = tl.load(lineage + row * capacity + s, mask=s < count, other=0)
+        there = slab + ((s.to(tl.int64) * ROWS + ancestor) * 2 * width)[:, None]
+        mask = (s < count)[:, None] & known[None, :]
+        keys = tl.load(there, mask=mask, other=0.0).to(tl.float32)
+        values = tl.load(there + width, mask=mask, other=0.0).to(tl.float32)
+    reading = reading / total
+    only = row + tl.arange(0, 1)
+    _write(out, out_low, out_scales, only, reading[None, :], known[None, :], head, width, size, GP, DP)
 
 
-def attend_past(queries: Tensor, cache: Tensor, lineage: Tensor, position: Tensor, heads: int, out: Tensor) -> Tensor:
+def attend_past(
+    queries: Tensor, cache: Tensor, lineage: Tensor, position: Tensor, heads: int, out: Tensor | Halves
+) -> Tensor | Halves:
     """Softmax over s <= position of q k / sqrt(D / heads) with (k, v) = cache[s, lineage[r, s]], weighting v; (R, D).
 
-    ``queries`` (R, D); ``cache`` (T, R, 2, D); ``lineage`` (R, T); ``position`` a tensor with one number.
+    ``queries`` (R, D); ``cache`` (T, R, 2, D); ``lineage`` (R, T) of the steps before, of which the kernel before this
+    one must have written nothing, as of the cache; ``position`` a tensor with one number.
 
     >>> attend_past.__name__
     'attend_past'
     """
     rows, width = queries.shape
     size = width // heads
+    launched = overlapped(queries)
     kernel: Any = _past
     kernel[rows, heads](
-        *(queries, cache, lineage, position, out, lineage.shape[1], width, size, size**-0.5),
+        *(queries, cache, lineage, position, *_parts(out), lineage.shape[1], width, size, size**-0.5),
         ROWS=cache.shape[1],
-        SP=16,
+        SP=_BLOCK,
         DP=triton.next_power_of_2(size),
+        GP=_columns(out),
+        WAIT=bool(launched),
         num_warps=1,
+        **launched,
     )
     return out
 
 
+def _parts(out: Tensor | Halves) -> tuple[Tensor, Tensor, Tensor]:
+    return out if isinstance(out, Halves) else (out, out, out)
+
+
+def _columns(out: Tensor | Halves) -> int:
+    return out.block if isinstance(out, Halves) else 0
+
+
 @triton.jit
-def _source(
-    queries, memory, lengths, out, places, width, size, scale, GROUP: tl.constexpr, SP: tl.constexpr, DP: tl.constexpr
+def _places(
+    queries,
+    memory,
+    lengths,
+    out,
+    out_low,
+    out_scales,
+    group,
+    places,
+    width,
+    size,
+    query_step,
+    memory_step,
+    scale,
+    SP: tl.constexpr,
+    RP: tl.constexpr,
+    DP: tl.constexpr,
+    GP: tl.constexpr,
+    EARLY: tl.constexpr,
+    WAIT: tl.constexpr,
 ):
-    row, head = tl.program_id(0), tl.program_id(1)
-    item = row // GROUP
+    """Some rows of an item, one head: they read the same places, by matrix units where they are many."""
+    if EARLY == 0:
+        pending(WAIT)
+    item, head = tl.program_id(0), tl.program_id(1)
+    mine = tl.program_id(2) * RP + tl.arange(0, RP)
+    row = item * group + mine
     column = tl.arange(0, DP)
-    start = row * width + head * size
-    query = tl.load(queries + start + column, mask=column < size, other=0.0).to(tl.float32) * scale
+    known = column < size
+    own = (mine < group)[:, None] & known[None, :]
+    base = memory + item.to(tl.int64) * places * memory_step + head * size
+    s = tl.arange(0, SP)
+    there = base + s.to(tl.int64)[:, None] * memory_step + column[None, :]
+    mask = (s < places)[:, None] & known[None, :]  # more than there may be to read, but known at once
+    keys = tl.load(there, mask=mask, other=0.0).to(tl.float32)
+    values = tl.load(there + width, mask=mask, other=0.0).to(tl.float32)
     count = tl.load(lengths + item).to(tl.int32)
-    base = memory + item.to(tl.int64) * places * 2 * width + head * size
-    reading = _attend(query, base, lengths, count, width, SP, DP, size, 0)
-    tl.store(out + start + column, reading.to(out.dtype.element_ty), mask=column < size)
+    if EARLY:  # places were written long before the queries
+        pending(WAIT)
+    at = row.to(tl.int64)[:, None] * query_step + head * size + column[None, :]
+    query = tl.load(queries + at, mask=own, other=0.0).to(tl.float32) * scale
+    most = tl.full((RP,), -float("inf"), tl.float32)
+    total = tl.zeros((RP,), tl.float32)
+    reading = tl.zeros((RP, DP), tl.float32)
+    for _ in range(0, count, SP):
+        inside = s < count
+        values = tl.where(inside[:, None], values, 0.0)
+        if RP >= 16 and DP >= 16:
+            scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")
+        else:
+            scores = tl.sum(query[:, None, :] * keys[None, :, :], axis=2)
+        scores = tl.where(inside[None, :], scores, -float("inf"))
+        higher = tl.maximum(most, tl.max(scores, axis=1))
+        weights = tl.exp(scores - higher[:, None])
+        decay = tl.exp(most - higher)
+        if RP >= 16 and DP >= 16:
+            mixed = tl.dot(weights, values, input_precision="tf32x3")
+        else:
+            mixed = tl.sum(weights[:, :, None] * values[None, :, :], axis=1)
+        reading = reading * decay[:, None] + mixed
+        total = total * decay + tl.sum(weights, axis=1)
+        most = higher
+        s += SP
+        there += SP * memory_step
+        mask = (s < count)[:, None] & known[None, :]
+        keys = tl.load(there, mask=mask, other=0.0).to(tl.float32)
+        values = tl.load(there + width, mask=mask, other=0.0).to(tl.float32)
+    reading = reading / tl.where(count > 0, total, 1.0)[:, None]  # nothing to read gives zeros
+    _write(out, out_low, out_scales, row, reading, own, head, width, size, GP, DP)
 
 
-def attend_source(queries: Tensor, memory: Tensor, lengths: Tensor, heads: int, out: Tensor) -> Tensor:
+def attend_source(
+    queries: Tensor, memory: Tensor, lengths: Tensor, heads: int, out: Tensor | Halves
+) -> Tensor | Halves:
     """The same over ``memory`` (A, S, 2, D) of each row's source, s < lengths[a]; R / A rows in a row share one.
 
     >>> attend_source.__name__
     'attend_source'
     """
     rows, width = queries.shape
-    size = width // heads
-    kernel: Any = _source
-    kernel[rows, heads](
-        *(queries, memory, lengths, out, memory.shape[1], width, size, size**-0.5),
-        GROUP=rows // len(memory),
-        SP=16,
+    steps = (rows // len(memory), memory.shape[1], width, 2 * width)
+    return _attend(queries, memory, lengths, heads, out, steps, early=True)
+
+
+def attend_places(projected: Tensor, lengths: Tensor, places: int, heads: int, out: Tensor | Halves) -> Tensor | Halves:
+    """The same of an encoder: each of S = ``places`` rows of a source asks all of its first lengths[a]; (A S, D).
+
+    ``projected`` (A S, 3 D) has queries, keys and values.
+
+    >>> attend_places.__name__
+    'attend_places'
+    """
+    width = projected.shape[1] // 3
+    steps = (places, places, 3 * width, 3 * width)
+    return _attend(projected, projected[:, width:], lengths, heads, out, steps, early=False)
+
+
+def _attend(
+    queries: Tensor,
+    memory: Tensor,
+    lengths: Tensor,
+    heads: int,
+    out: Tensor | Halves,
+    steps: tuple[int, int, int, int],
+    *,
+    early: bool,
+) -> Tensor | Halves:
+    """``steps``: rows and places of an item, and how far apart those of the queries and of the memory begin.
+
+    ``early``: the memory was not written by the kernel before this one.
+    """
+    group, places, query_step, memory_step = steps
+    width = _parts(out)[0].shape[1]
+    size, block = width // heads, 16 if group >= _ROWS else 1
+    launched = overlapped(queries)
+    kernel: Any = _places
+    kernel[len(lengths), heads, -(-group // block)](
+        *(queries, memory, lengths, *_parts(out), group, places, width, size, query_step, memory_step, size**-0.5),
+        SP=_BLOCK,
+        RP=block,
         DP=triton.next_power_of_2(size),
+        GP=_columns(out),
+        EARLY=early,
+        WAIT=bool(launched),
         num_warps=1,
+        **launched,
     )
     return out
 
 
 @triton.jit
-def _rotate(x, table, position, slab, stride, size, HP: tl.constexpr):
+def _rotate(x, table, position, slab, stride, size, HP: tl.constexpr, WAIT: tl.constexpr):
     """Turn pairs (i, i + size / 2) of a head by the angles of the position, in place."""
+    pending(WAIT)
     row, head = tl.program_id(0), tl.program_id(1)
     half = size // 2
     column = tl.arange(0, HP)
@@ -145,9 +289,13 @@ def rotate(queries: Tensor, cache: Tensor, table: Tensor, position: Tensor, head
     'rotate'
     """
     rows, width = queries.shape
-    size = width // heads
+    size, launched = width // heads, overlapped(queries)
     kernel: Any = _rotate
     for x, slab, stride in ((queries, 0, width), (cache, 2 * width * cache.shape[1], 2 * width)):
         kernel[rows, heads](
-            *(x, table, position, slab, stride, size), HP=triton.next_power_of_2(size // 2), num_warps=1
+            *(x, table, position, slab, stride, size),
+            HP=triton.next_power_of_2(size // 2),
+            WAIT=bool(launched),
+            num_warps=1,
+            **launched,
         )

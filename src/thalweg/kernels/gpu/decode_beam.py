@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.kernels.fixed_beam import Beam, start
+from thalweg.kernels.gpu.arithmetic import pending
+from thalweg.kernels.gpu.launching import overlapped
 
 __all__ = ["MOST_CANDIDATES", "Beam", "advance", "fits", "start", "trace"]
 
@@ -76,7 +78,9 @@ def _advance(
     KP: tl.constexpr,
     VP: tl.constexpr,
     TP: tl.constexpr,
+    WAIT: tl.constexpr,
 ):
+    pending(WAIT)
     item = tl.program_id(0)
     if tl.load(done + item) == 0:
         step = tl.load(position).to(tl.int32) + 1
@@ -200,6 +204,7 @@ def advance(
     """
     (items, width), V = beam.live.shape, logits.shape[1]
     capacity = 0 if lineage is None else lineage.shape[1]
+    launched = overlapped(logits)
     kernel: Any = _advance
     kernel[(items,)](
         *(logits, beam.tokens, beam.parents, beam.live, beam.rank, beam.score, beam.code, beam.history),
@@ -211,7 +216,9 @@ def advance(
         KP=max(2, triton.next_power_of_2(beam.rank.shape[1])),
         VP=triton.next_power_of_2(V),
         TP=triton.next_power_of_2(capacity) if capacity else 0,
+        WAIT=bool(launched),
         num_warps=4 if width * V > 256 else 2,
+        **launched,
     )
 
 

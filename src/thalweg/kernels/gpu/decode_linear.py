@@ -14,7 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["ACTIVATIONS", "Norm", "embed", "linear", "project"]
+from thalweg.kernels.gpu.arithmetic import pending
+from thalweg.kernels.gpu.launching import overlapped
+
+__all__ = ["ACTIVATIONS", "FEW", "Norm", "activate", "embed", "linear", "project"]
 
 # Numbers of the activations, as the kernels take them.
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3, "swiglu": 4}
@@ -62,6 +65,20 @@ def _statistics(x, row, inside, size, eps, SP: tl.constexpr, KP: tl.constexpr):
 
 
 @triton.jit
+def activate(total, gated, ACTIVATION: tl.constexpr):
+    """The activation of that number."""
+    if ACTIVATION == 1:
+        total = tl.where(total <= 0, 0.0, total)  # NaN stays NaN
+    if ACTIVATION == 2:
+        total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
+    if ACTIVATION == 3:
+        total = total / (1.0 + tl.exp(-total))
+    if ACTIVATION == 4:
+        total = total * gated / (1.0 + tl.exp(-gated))
+    return total
+
+
+@triton.jit
 def _finish(
     total,
     gated,
@@ -87,15 +104,9 @@ def _finish(
     """What comes after the product: bias, activation, residual, and where it all goes."""
     inside = within & (column < outer)[None, :]
     total += tl.load(bias + column, mask=column < outer, other=0.0).to(tl.float32)[None, :]
-    if ACTIVATION == 1:
-        total = tl.where(total <= 0, 0.0, total)  # NaN stays NaN
-    if ACTIVATION == 2:
-        total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
-    if ACTIVATION == 3:
-        total = total / (1.0 + tl.exp(-total))
     if ACTIVATION == 4:
         gated += tl.load(gate_bias + column, mask=column < outer, other=0.0).to(tl.float32)[None, :]
-        total = total * gated / (1.0 + tl.exp(-gated))
+    total = activate(total, gated, ACTIVATION)
     if RESIDUAL > 0:
         own = tl.load(residual + row * outer + column[None, :], mask=inside, other=0.0).to(tl.float32)
         if RESIDUAL == 2:
@@ -148,8 +159,10 @@ def _linear(
     NP: tl.constexpr,
     KP: tl.constexpr,
     SP: tl.constexpr,
+    WAIT: tl.constexpr,
 ):
     """Tiles of the product by matrix units."""
+    pending(WAIT)
     row = tl.program_id(0) * MP + tl.arange(0, MP)[:, None]
     column = tl.program_id(1) * NP + tl.arange(0, NP)
     k = tl.arange(0, KP)
@@ -212,8 +225,10 @@ def _few(
     NP: tl.constexpr,
     KP: tl.constexpr,
     SP: tl.constexpr,
+    WAIT: tl.constexpr,
 ):
     """All of a few rows against some columns: nothing but reading the matrix, which matrix units cannot hasten."""
+    pending(WAIT)
     row = tl.arange(0, MP)[:, None]
     column = tl.program_id(1) * NP + tl.arange(0, NP)
     k = tl.arange(0, KP)
@@ -247,7 +262,8 @@ def _few(
     )
 
 
-FEW = 8  # rows up to which the matrix units do not pay; twice as many where there are few columns
+# Rows up to which the matrix units do not pay; twice as many where there are few columns.
+FEW = 8
 _WHOLE = 8192  # entries of rows that a program may hold to take their statistics
 
 
@@ -322,6 +338,7 @@ def _start(
     kernel, MP, NP, KP, warps, stages = _tiles(rows, inner, outer)
     measured = max(0 if norm is None else inner, 0 if residual_norm is None else outer)  # longest row with statistics
     whole: Any = triton.next_power_of_2(measured)
+    launched = overlapped(x)
     kernel[-(-rows // MP), -(-outer // NP)](
         *(x, weight, bias, *(gate or (weight, bias)), gain, shift),
         *(x if residual is None else residual, residual_gain, residual_shift, out),
@@ -337,14 +354,19 @@ def _start(
         NP=NP,
         KP=KP,
         SP=whole if kernel is _few and whole * MP <= _WHOLE else 0,
+        WAIT=bool(launched),
         num_warps=warps,
         num_stages=stages,
+        **launched,
     )
     return out
 
 
 @triton.jit
-def _embed(tokens, table, positions, position, out, width, scale, PLACED: tl.constexpr, DP: tl.constexpr):
+def _embed(
+    tokens, table, positions, position, out, width, scale, PLACED: tl.constexpr, DP: tl.constexpr, WAIT: tl.constexpr
+):
+    pending(WAIT)
     row = tl.program_id(0)
     column = tl.arange(0, DP)
     inside = column < width
@@ -363,12 +385,14 @@ def embed(
     >>> embed.__name__
     'embed'
     """
-    width = table.shape[1]
+    width, launched = table.shape[1], overlapped(out)
     kernel: Any = _embed
     kernel[(len(tokens),)](
         *(tokens, table, table if positions is None else positions, position, out, width, scale),
         PLACED=positions is not None,
         DP=triton.next_power_of_2(width),
+        WAIT=bool(launched),
         num_warps=2,
+        **launched,
     )
     return out
