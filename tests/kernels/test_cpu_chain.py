@@ -20,7 +20,7 @@ from thalweg.kernels.potentials import Chain, SparseTransitions
 pytest.importorskip("numba", reason="the CPU kernels need numba")
 
 from thalweg.kernels.cpu import chain as cpu
-from thalweg.kernels.cpu import chain_lanes, threads
+from thalweg.kernels.cpu import chain_groups, chain_lanes, threads
 from thalweg.kernels.cpu.chain_groups import Grouped
 from thalweg.kernels.cpu.chain_scaled import Scaled
 from thalweg.kernels.cpu.simd import padded
@@ -364,3 +364,72 @@ def test_items_that_lanes_cannot_serve_leave_the_others_alone(labels: int) -> No
     assert torch.isneginf(values).nonzero().flatten().tolist() == [3, 36]
     assert_like_reference(chain)
     assert_like_reference(chain, gold=labels_of(chain))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("labels", [1, 2, 3, 4, 5, 6, 7, 9, 13, 17, 24])
+def test_lanes_of_every_number_of_labels(labels: int, dtype: torch.dtype) -> None:
+    # Steps go by eights into lanes and out of them, labels by fours.
+    for steps in (1, 3, 8, 9, 17):
+        chain = make((18, steps, labels), "shared", dtype)
+        assert_like_reference(chain, gold=labels_of(chain))
+        ones = torch.ones(18, dtype=dtype)
+        at_once, saved = cpu.at_once(ops._plain(chain), None), cpu.forward(ops._plain(chain))[1]
+        assert at_once is not None
+        assert isinstance(saved, Grouped)
+        for one, two in zip(at_once[2], cpu.backward(ops._plain(chain), saved, ones), strict=True):
+            assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("label", [-1, 9, -(10**15), 10**15])
+@pytest.mark.parametrize("place", [(0, 0), (20, 3), (39, 4)], ids=str)
+def test_a_label_far_out_of_range_touches_nothing(label: int, place: tuple[int, int], two_threads: None) -> None:
+    chain = as_leaves(make((40, 5, 9), "shared")._replace(lengths=torch.full((40,), 5)), torch.float32)
+    gold = labels_of(chain)
+    gold[place] = label
+    for total in (False, True):
+        with pytest.raises(ShapeError, match=rf"got {label} at position {place[1]} of batch item {place[0]}"):
+            ops.log_likelihood(chain, gold, backend="cpu", total=total)
+
+
+def test_what_a_call_leaves_behind_changes_no_other(two_threads: None) -> None:
+    sizes = [(16, 5, 3), (33, 9, 9), (16, 5, 3), (16, 6, 3), (33, 9, 9)]
+    chains = [make(size, "shared", torch.float32, seed=seed) for seed, size in enumerate(sizes)]
+
+    def gradients(chain: Chain) -> list[Tensor]:
+        found = chain_groups.at_once(ops._plain(chain), labels_of(chain), total=True)
+        assert found is not None
+        assert found[2]
+        return [found[0], *found[1]]
+
+    alone = []
+    for chain in chains:
+        chain_groups._last.work = None
+        alone.append(gradients(chain))
+    for number in (1, 2, 1):
+        torch.set_num_threads(number)
+        kept = [gradients(chain) for chain in chains]
+        again = [gradients(chain) for chain in chains]
+        for first, second, third in zip(kept, again, alone, strict=True):
+            for one, two, three in zip(first, second, third, strict=True):
+                assert torch.equal(one, two)
+                torch.testing.assert_close(one, three)
+
+
+def test_the_total_is_the_sum_and_tells_whether_it_is_finite() -> None:
+    chain = ops._plain(make((33, 9, 4), "shared", torch.float32))
+    gold = labels_of(chain)
+    values, total = chain_groups.at_once(chain, gold, total=False), chain_groups.at_once(chain, gold, total=True)
+    assert values is not None
+    assert total is not None
+    assert values[2]
+    assert total[2]
+    torch.testing.assert_close(total[0], values[0].double().sum().float())
+    chain.emissions[7, 0, gold[7, 0]] = -math.inf  # forbids the gold label alone
+    values, total = chain_groups.at_once(chain, gold, total=False), chain_groups.at_once(chain, gold, total=True)
+    assert values is not None
+    assert total is not None
+    assert not values[2]
+    assert not total[2]
+    assert torch.isneginf(values[0]).nonzero().tolist() == [[7]]
+    assert torch.isneginf(total[0])

@@ -11,6 +11,7 @@ from oracles import chains as oracle
 from thalweg.errors import ConfigError, DataError, InfeasibleError, ShapeError
 from thalweg.inference.chain import LinearChain
 from thalweg.inference.tag_schemes import tag_constraints
+from thalweg.kernels.masks import keeps_all
 from thalweg.layers.crf import CRF
 
 B, T, C = 4, 5, 3
@@ -362,3 +363,47 @@ def test_parameters_load_both_ways(peer):
     again = CRF(C)
     theirs.load_state_dict(again.state_dict())
     assert torch.equal(again.end_transitions, theirs.end_transitions)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("kind", [None, torch.bool, torch.uint8])
+def test_sums_are_those_of_the_items(batch_first, kind):
+    # A sum has a way of its own, a large batch as well.
+    crf, generator = layer(batch_first), torch.Generator().manual_seed(7)
+    emissions = torch.randn(20, 9, C, generator=generator, dtype=torch.float64)
+    tags = torch.randint(C, (20, 9), generator=generator)
+    mask = None if kind is None else torch.ones(20, 9, dtype=kind)
+    if not batch_first:
+        emissions, tags = emissions.transpose(0, 1), tags.t()
+        mask = None if mask is None else mask.t()
+    inputs = [emissions.requires_grad_(), *crf.parameters()]
+    found = [
+        torch.autograd.grad(crf(emissions, tags, mask, reduction=how).sum(), inputs, create_graph=True)
+        for how in ("sum", "none")
+    ]
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two)
+    second = [torch.autograd.grad(torch.cat([g.flatten() for g in each]).square().sum(), inputs) for each in found]
+    for one, two in zip(*second, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_transitions_may_be_computed_by_something_else():
+    crf, (emissions, tags) = layer(), data()
+    before = crf(emissions, tags)
+    torch.nn.utils.parametrize.register_parametrization(crf, "transitions", torch.nn.Identity())
+    torch.testing.assert_close(crf(emissions, tags), before)
+    crf(emissions, tags).backward()
+    assert all(parameter.grad is not None for parameter in crf.parameters())
+
+
+def test_a_mask_of_any_layout_is_looked_at():
+    for mask, all_kept in ((torch.ones(3, 4), True), (torch.ones(0, 4), True), (torch.eye(3), False)):
+        mask = mask.bool()
+        assert keeps_all(mask) is all_kept
+        assert keeps_all(mask.t()) is all_kept
+    wide = torch.zeros(6, 6, dtype=torch.bool)
+    wide[::2, ::2] = True
+    assert keeps_all(wide[::2, ::2])
+    assert not keeps_all(wide[:, ::2])
+    assert not keeps_all(wide[1:3, 1:3])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thalweg.errors import ConfigError, ShapeError
-from thalweg.inference.chain_inputs import checked_lengths, potentials_of, whole_lengths
+from thalweg.inference.chain_inputs import checked_lengths, potentials_of
 from thalweg.inference.perturbation import PerturbedMode, gumbel
 from thalweg.inference.structure import Structure
 from thalweg.kernels import chain as ops
@@ -18,6 +20,8 @@ from thalweg.kernels.dispatch import chain_kernels, on_cpu
 from thalweg.kernels.potentials import Chain, SparseTransitions
 
 __all__ = ["LinearChain"]
+
+_TYPES = (torch.float32, torch.float64)  # those that kernels compute in
 
 
 class LinearChain(Structure):
@@ -96,26 +100,13 @@ class LinearChain(Structure):
                 _ = self.log_partition
 
     @classmethod
-    def _of_layer(
-        cls,
-        emissions: Tensor,
-        transitions: Tensor,
-        start: Tensor,
-        end: Tensor,
-        lengths: Tensor | None,
-        *,
-        backend: str,
-        low_memory: bool,
-    ) -> LinearChain:
+    def _of_layer(cls, given: Chain, *, backend: str, low_memory: bool) -> LinearChain:
         """Scores and lengths of shapes that fit. Where types fit as well nothing is left to check or to wait for."""
-        dtype = emissions.dtype
-        fits = emissions.numel() and backend == "auto" and dtype in (torch.float32, torch.float64)
-        if not fits or any(x.dtype != dtype or x.device != emissions.device for x in (transitions, start, end)):
-            chain = cls(emissions, transitions, start=start, end=end, backend=backend, low_memory=low_memory)
-            return chain if lengths is None else chain._like(chain.potentials._replace(lengths=lengths))
-        batch, steps, _ = emissions.shape
-        lengths = whole_lengths(batch, steps, emissions.device) if lengths is None else lengths
-        return cls._bare(Chain(emissions, transitions, start, end, lengths), backend, low_memory, True)
+        if backend == "auto" and _ready(given):
+            return cls._bare(given, backend, low_memory, True)
+        emissions, transitions, start, end, lengths = given
+        chain = cls(emissions, transitions, start=start, end=end, backend=backend, low_memory=low_memory)
+        return chain._like(chain.potentials._replace(lengths=lengths))
 
     @classmethod
     def _bare(cls, chain: Chain, backend: str, low_memory: bool, checked: bool) -> LinearChain:
@@ -245,28 +236,39 @@ class LinearChain(Structure):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log p(y) of labellings (..., B, T), as (..., B): one fused pass for a single labelling of each item."""
-        kernels = chain_kernels(self.backend, self.potentials)
+        emissions, moves = self.potentials[:2]
+        quick = self.backend == "auto" and isinstance(moves, Tensor) and len(emissions) > 0
+        kernels = _dense_kernels(emissions.device) if quick else chain_kernels(self.backend, self.potentials)
         value = self._labels(value, look=value.dim() > 2 or not getattr(kernels, "checks_labels", False))
         if value.dim() > 2 or ("log_partition" in self._kept and not ops.carries_graph(self.potentials)):
             return ops.score(self.potentials, value) - self.log_partition
-        values = ops.log_likelihood(
-            self.potentials, value.contiguous(), backend=self.backend, low_memory=self.low_memory, kernels=kernels
-        )
-        if self.checked and not _all_finite(values.detach()):  # the one time that anything waits for the device
+        settings: dict[str, Any] = {"low_memory": self.low_memory}
+        if kernels is None:
+            values, finite = ops.log_likelihood(self.potentials, value, backend=self.backend, **settings), None
+        else:
+            values, finite = ops.watched_log_likelihood(self.potentials, value.contiguous(), kernels, **settings)
+        # The one time that anything waits for the device:
+        if self.checked and not (_all_finite(values.detach()) if finite is None else finite):
             self._labels(value)  # a kernel may give NaN for a label out of range; here it gets its name
             self._feasible(-values)
         return values
 
-    def _total_log_prob(self, value: Tensor) -> Tensor:
-        """The sum of :meth:`log_prob` over the batch, for labellings (B, T): what most losses are made of."""
-        kernels = chain_kernels(self.backend, self.potentials)
-        if getattr(kernels, "checks_labels", False) and self.checked:
-            labels = self._labels(value, look=False).contiguous()
-            settings: dict[str, Any] = {"backend": self.backend, "low_memory": self.low_memory, "kernels": kernels}
-            total = ops.log_likelihood(self.potentials, labels, total=True, **settings)
-            if math.isfinite(float(total.detach())):  # a sum is finite only if every term is
-                return total
-        return self.log_prob(value).sum()
+    @classmethod
+    def _total_of_layer(cls, chain: Chain, labels: Tensor, low_memory: bool) -> Tensor | None:
+        """The sum of :meth:`log_prob` over the batch: what most losses are made of; None where it takes a closer look.
+
+        Shapes fit, as in :meth:`_of_layer`, and the backend is "auto".
+        """
+        if not _ready(chain) or labels.dtype != torch.long or labels.device != chain.emissions.device:
+            return None
+        kernels = _dense_kernels(chain.emissions.device)
+        if kernels is None or not getattr(kernels, "checks_labels", False):
+            return None
+        total, finite = ops.watched_log_likelihood(
+            chain, labels if labels.is_contiguous() else labels.contiguous(), kernels, low_memory=low_memory, total=True
+        )
+        # A sum is finite only if every term is.
+        return total if finite or (finite is None and math.isfinite(float(total.detach()))) else None
 
     def cross_entropy(self, other: Structure) -> Tensor:
         """-E_p[log q(y)], (B,), infinite where p allows what q forbids; computed in float64, differentiable in both.
@@ -419,6 +421,23 @@ class LinearChain(Structure):
     def __repr__(self) -> str:
         batch, steps, size = self.potentials.emissions.shape
         return f"LinearChain(B={batch}, T={steps}, C={size}, backend={self.backend!r})"
+
+
+@lru_cache(maxsize=16)
+def _dense_kernels(device: torch.device) -> ModuleType | None:
+    """Those that "auto" means for dense transitions on a device."""
+    one = torch.zeros(1, 1, 1, device=device)
+    return chain_kernels("auto", Chain(one, one[0], one[0, 0], one[0, 0], one[0, 0].long()))
+
+
+def _ready(chain: Chain) -> bool:
+    """Whether the scores have a type that kernels compute in, all the same, and lie on one device."""
+    first = chain.emissions
+    dtype, device = first.dtype, first.device
+    for scores in chain[1:4]:
+        if scores.dtype != dtype or scores.device != device:  # type: ignore[union-attr]
+            return False
+    return dtype in _TYPES and first.numel() > 0
 
 
 def _all_finite(values: Tensor) -> bool:

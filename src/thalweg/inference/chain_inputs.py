@@ -79,8 +79,8 @@ def potentials_of(
         moves = transitions._replace(scores=transitions.scores.to(dtype))
         device = moves.scores.device
     else:
-        shapes = {2: (size, size), 3: (batch, size, size), 4: (batch, steps - 1, size, size)}
-        if transitions.shape != shapes.get(transitions.dim()):
+        shape = tuple(transitions.shape)
+        if shape != (size, size) and shape not in ((batch, size, size), (batch, steps - 1, size, size)):
             raise ShapeError(
                 f"`transitions` must be (C, C), (B, C, C) or (B, T-1, C, C) with B = {batch}, T = {steps}, C = {size} "
                 f"as in `emissions`, got {tuple(transitions.shape)}"
@@ -88,7 +88,7 @@ def potentials_of(
         moves = _as(transitions, dtype)
         device = moves.device
     here = emissions.device
-    start, end = (_edge(name, x, size, dtype, here) for name, x in (("start", start), ("end", end)))
+    start, end = _edge("start", start, size, dtype, here), _edge("end", end, size, dtype, here)
     if device != here:
         raise ShapeError(f"`transitions` must lie on {here} as `emissions` does, got {device}")
     return Chain(_as(emissions, dtype), moves, start, end, lengths)

@@ -29,6 +29,7 @@ __all__ = [
     "score",
     "top_k",
     "viterbi",
+    "watched_log_likelihood",
     "with_inputs",
 ]
 
@@ -89,6 +90,42 @@ def _aliases(inputs: Sequence[Tensor]) -> list[Tensor]:
     return [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in inputs]
 
 
+class _Call:
+    """What :class:`_Value` is asked for, and in ``finite`` whether it saw that every value is: None if it did not look.
+
+    One argument, for torch looks at each by itself.
+    """
+
+    __slots__ = ("chain", "finite", "gold", "kernels", "low_memory", "total")
+
+    def __init__(self, kernels: ModuleType, chain: Chain, gold: Tensor | None, low_memory: bool, total: bool):
+        self.kernels, self.chain, self.gold, self.low_memory, self.total = kernels, chain, gold, low_memory, total
+        self.finite: bool | None = None
+
+    def at_once(self) -> tuple[Tensor, Any, Any, Any] | None:
+        """Values or their total, what a backward pass needs, the gradient for weights of 1, and who can scale it."""
+        kernels, chain = self.kernels, self.chain
+        groups = getattr(kernels, "chain_groups", None)
+        if groups is not None:
+            if not all(x.is_contiguous() for x in inputs_of(chain)):
+                chain = _plain(chain)
+            found = groups.at_once(chain, self.gold, self.total)
+            if found is None:
+                return None
+            value, unit, self.finite = found
+            return value, None, unit, groups.times
+        found = kernels.at_once(_plain(chain), self.gold) if hasattr(kernels, "at_once") else None
+        return None if found is None else (found[0].sum() if self.total else found[0], *found[1:], kernels.times)
+
+    def in_turn(self, keep: bool) -> tuple[Tensor, Any, None, None]:
+        """The same, as far as the forward pass alone gives it."""
+        kernels, gold = self.kernels, self.gold
+        signed = {} if gold is None or not getattr(kernels, "signs", False) else {"sign": -1}
+        values, saved = kernels.forward(_plain(self.chain), gold, keep=keep, low_memory=self.low_memory, **signed)
+        values = values if gold is None or signed else values.neg_()
+        return values.sum() if self.total else values, saved, None, None
+
+
 class _Value(torch.autograd.Function):
     """log Z, or score(gold) - log Z, by a kernel; (B,), or the sum of all.
 
@@ -96,38 +133,45 @@ class _Value(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, given: tuple[ModuleType, Chain, Tensor | None, bool, bool], *inputs: Tensor):
-        kernels, chain, gold, low_memory, total = given  # as one argument: torch looks at each by itself
-        plain = _plain(chain)
-        keep = any(ctx.needs_input_grad)
-        found = kernels.at_once(plain, gold) if keep and not low_memory and hasattr(kernels, "at_once") else None
+    def forward(ctx: Any, call: _Call, *inputs: Tensor):
+        keep = True in ctx.needs_input_grad
+        found = call.at_once() if keep and not call.low_memory else None
         if found is None:
-            signed = {} if gold is None or not getattr(kernels, "signs", False) else {"sign": -1}
-            values, saved = kernels.forward(plain, gold, keep=keep, low_memory=low_memory, **signed)
-            found = values if gold is None or signed else values.neg_(), saved, None
+            found = call.in_turn(keep)
         if keep:
             ctx.save_for_backward(*inputs)
-            ctx.rest = kernels, chain, plain, gold, found[1]
-            ctx.unit = found[2]
-        return found[0].sum() if total else found[0]
+            ctx.rest = call, found[1:]
+        return found[0]
 
     @staticmethod
     def backward(ctx: Any, *weights: Tensor):
-        kernels, chain, plain, gold, saved = ctx.rest
+        call, (saved, unit, times) = ctx.rest
         inputs = ctx.saved_tensors  # torch complains here if one was changed in place since
-        again = torch.is_grad_enabled()
-        if ctx.unit is not None and not again:
-            gradients, ctx.unit = kernels.times(ctx.unit, weights[0], gold), None  # they may be given away only once
+        again, gold = torch.is_grad_enabled(), call.gold
+        if unit is not None and not again:
+            ctx.rest = call, (saved, None, None)  # they may be given away only once
+            gradients = times(unit, weights[0], gold)
             if gradients is not None:
                 return (None, *gradients)  # type: ignore[misc]
         # The kernels take the gradient of log Z - score(gold).
-        share = (weights[0] if gold is None else -weights[0]).expand(len(plain.emissions))
+        kernels, share = call.kernels, (weights[0] if gold is None else -weights[0])
+        share = share.expand(len(call.chain.emissions))
         if again:
-            gradients = _Gradient.apply(kernels, chain, gold, saved, share, *inputs)
+            gradients = _Gradient.apply(kernels, call.chain, gold, saved, share, *inputs)
         else:
+            plain = _plain(call.chain)
             saved = kernels.forward(plain, gold, keep=True)[1] if saved is None else saved
             gradients = kernels.backward(plain, saved, share.contiguous(), gold)
         return (None, *gradients)  # type: ignore[misc]
+
+
+# What `_Value.apply` comes to where no transform of `torch.func` is at work; asking for that only takes half the time.
+_apply_directly: Any = super(torch.autograd.Function, _Value).apply  # type: ignore[misc]
+
+
+def _apply(call: _Call) -> Any:
+    transformed = torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling()
+    return (_Value.apply if transformed else _apply_directly)(call, *inputs_of(call.chain))
 
 
 class _Gradient(torch.autograd.Function):
@@ -220,6 +264,21 @@ def log_likelihood(
     return _value(chain, gold, backend, low_memory, kernels, total)
 
 
+def watched_log_likelihood(
+    chain: Chain, gold: Tensor, kernels: ModuleType, *, low_memory: bool = False, total: bool = False
+) -> tuple[Tensor, bool | None]:
+    """:func:`log_likelihood` by compiled kernels, and whether all of it is finite; None where no one looked.
+
+    >>> from thalweg.kernels.dispatch import chain_kernels
+    >>> none = torch.zeros(2)
+    >>> chain = Chain(torch.zeros(16, 1, 2).requires_grad_(), torch.zeros(2, 2), none, none, torch.full((16,), 1))
+    >>> watched_log_likelihood(chain, torch.zeros(16, 1).long(), chain_kernels("auto", chain))[1] in (True, None)
+    True
+    """
+    call = _Call(kernels, chain, gold, low_memory, total)
+    return _apply(call), call.finite
+
+
 def _value(
     chain: Chain,
     gold: Tensor | None,
@@ -234,7 +293,7 @@ def _value(
         value = _reference_value(chain, gold, method)
         value = value if gold is None else -value
         return value.sum() if total else value
-    return _Value.apply((kernels, chain, gold, low_memory, total), *inputs_of(chain))  # type: ignore[return-value]
+    return _apply(_Call(kernels, chain, gold, low_memory, total))
 
 
 def marginals(chain: Chain, *, backend: str = "auto") -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ctypes import string_at
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,11 @@ def keeps_all(mask: Tensor) -> bool:
     >>> keeps_all(torch.tensor([[True, True]])), keeps_all(torch.tensor([[True, False]]))
     (True, False)
     """
-    return on_cpu(mask) and bool(mask.numpy().all())  # torch's own takes several times as long
+    if not on_cpu(mask):
+        return False
+    if not mask.is_contiguous():
+        return bool(mask.numpy().all())
+    return 0 not in string_at(mask.data_ptr(), mask.numel())  # a search for a byte: half the time of any other test
 
 
 def kept_lengths(mask: Tensor) -> Tensor:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, DataError, ShapeError, nearest
 from thalweg.inference.chain import LinearChain
+from thalweg.inference.chain_inputs import whole_lengths
 from thalweg.inference.tag_schemes import TagConstraints
 from thalweg.kernels.masks import keeps_all, kept_lengths
+from thalweg.kernels.potentials import Chain
 
 __all__ = ["CRF", "KBest"]
 
@@ -58,6 +60,9 @@ class _Kept(NamedTuple):
         shape = [1] * x.dim()
         shape[0], shape[axis] = back.shape
         return x.gather(axis, back.view(shape).expand_as(x))
+
+
+_ALL = _Kept(None, None)
 
 
 class CRF(nn.Module):
@@ -144,19 +149,30 @@ class CRF(nn.Module):
         """
         if reduction not in _REDUCTIONS:
             raise ConfigError(f"unknown reduction `{reduction}`; {nearest(reduction, _REDUCTIONS)}")
-        chain, kept = self._chain(emissions, mask)
+        potentials, kept = self._potentials(emissions, mask)
         if tags.shape != emissions.shape[:2]:
             raise ShapeError(
                 f"`tags` must be {self._layout} = {tuple(emissions.shape[:2])} as in `emissions`, "
                 f"got {tuple(tags.shape)}"
             )
         tags = kept.compact(self._batch_first(tags))
-        values = chain.log_prob(tags) if reduction == "none" else chain._total_log_prob(tags)
-        if self.is_constrained and bool(torch.isneginf(values.detach()).any()):
-            self._explain(chain, kept, tags, chain.log_prob(tags))
+        values = None
+        if reduction != "none" and self.backend == "auto":
+            values = LinearChain._total_of_layer(potentials, tags, self.low_memory)
+        if values is None:
+            values = self._log_prob(potentials, kept, tags)
+            values = values if reduction == "none" else values.sum()
         if reduction in ("none", "sum"):
             return values
-        return values / (len(tags) if reduction == "mean" else chain.lengths.sum())
+        return values / (len(tags) if reduction == "mean" else potentials.lengths.sum())
+
+    def _log_prob(self, potentials: Chain, kept: _Kept, tags: Tensor) -> Tensor:
+        """log p(tags | emissions) of each item, or why the constraints forbid it."""
+        chain = self._distribution(potentials)
+        values = chain.log_prob(tags)
+        if self.is_constrained and bool(torch.isneginf(values.detach()).any()):
+            self._explain(chain, kept, tags, values)
+        return values
 
     def loss(self, emissions: Tensor, tags: Tensor, mask: Tensor | None = None) -> Tensor:
         """-log p(tags | emissions) of each item, ``(B,)``; arguments as in :meth:`forward`.
@@ -240,23 +256,39 @@ class CRF(nn.Module):
         return x if self.batch_first else x.transpose(0, 1)
 
     def _chain(self, emissions: Tensor, mask: Tensor | None) -> tuple[LinearChain, _Kept]:
-        if emissions.dim() != 3 or emissions.size(2) != self.num_tags:
+        potentials, kept = self._potentials(emissions, mask)
+        return self._distribution(potentials), kept
+
+    def _distribution(self, potentials: Chain) -> LinearChain:
+        return LinearChain._of_layer(potentials, backend=self.backend, low_memory=self.low_memory)
+
+    def _potentials(self, emissions: Tensor, mask: Tensor | None) -> tuple[Chain, _Kept]:
+        shape = emissions.shape
+        if len(shape) != 3 or shape[2] != self.num_tags:
             raise ShapeError(
-                f"`emissions` must be {self._layout[:-1]}, C) with C = {self.num_tags} (num_tags), "
-                f"got {tuple(emissions.shape)}"
+                f"`emissions` must be {self._layout[:-1]}, C) with C = {self.num_tags} (num_tags), got {tuple(shape)}"
             )
-        kept = self._kept(emissions, mask)
-        transitions, start, end = self.transitions, self.start_transitions, self.end_transitions
+        kept = _ALL if mask is None else self._kept(emissions, mask)
+        transitions, start, end = self._scores()
         if self.is_constrained:
             transitions = transitions + self.get_buffer("_transitions_constraints")
             start, end = start + self.get_buffer("_start_constraints"), end + self.get_buffer("_end_constraints")
-        emissions = kept.compact(self._batch_first(emissions))
-        settings: dict[str, Any] = {"backend": self.backend, "low_memory": self.low_memory}
-        return LinearChain._of_layer(emissions, transitions, start, end, kept.lengths, **settings), kept
+        if not self.batch_first:
+            emissions = emissions.transpose(0, 1)
+        lengths = kept.lengths
+        if lengths is None:
+            lengths = whole_lengths(*emissions.shape[:2], emissions.device)
+        return Chain(kept.compact(emissions), transitions, start, end, lengths), kept
 
-    def _kept(self, emissions: Tensor, mask: Tensor | None) -> _Kept:
-        if mask is None:
-            return _Kept(None, None)
+    def _scores(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores of moves, first and last tags; by name they would take as long as all other checks together."""
+        found = self._parameters.get
+        transitions, start, end = found("transitions"), found("start_transitions"), found("end_transitions")
+        if transitions is None or start is None or end is None:  # something else computes them
+            return self.transitions, self.start_transitions, self.end_transitions
+        return transitions, start, end
+
+    def _kept(self, emissions: Tensor, mask: Tensor) -> _Kept:
         if mask.shape != emissions.shape[:2] or mask.is_floating_point():
             raise ShapeError(
                 f"`mask` must be bool or integers {self._layout} = {tuple(emissions.shape[:2])} as in `emissions`, "
@@ -264,9 +296,9 @@ class CRF(nn.Module):
             )
         if mask.dtype != torch.bool or mask.device != emissions.device:
             mask = mask.to(device=emissions.device, dtype=torch.bool)
-        mask = self._batch_first(mask)
         if keeps_all(mask):
-            return _Kept(None, None)
+            return _ALL
+        mask = self._batch_first(mask)
         counts = kept_lengths(mask)
         host = counts.tolist()  # the one wait for the device
         if 0 in host:
@@ -276,7 +308,7 @@ class CRF(nn.Module):
             )
         least = min(host, default=mask.shape[1])
         if least == mask.shape[1]:
-            return _Kept(None, None)  # all is kept
+            return _ALL
         if least > 0:
             return _Kept(counts, None)
         return _Kept(counts.abs(), (~mask).to(torch.uint8).argsort(dim=1, stable=True))

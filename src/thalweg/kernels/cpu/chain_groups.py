@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from threading import local
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numba import cfunc, types
 from torch import Tensor
 
 from thalweg.kernels.cpu import chain_lanes
-from thalweg.kernels.cpu.chain_lanes import SLOTS, WIDTH, room_for
+from thalweg.kernels.cpu.chain_lanes import AHEAD, SLOTS, WIDTH
 from thalweg.kernels.cpu.chain_scaled import SAFE_RANGE
+from thalweg.kernels.cpu.emitter import LANES
 from thalweg.kernels.cpu.threads import Entry, enter, share
 from thalweg.kernels.potentials import Chain
 
-__all__ = ["Grouped", "backward", "both", "fits", "forward"]
+__all__ = ["Gradients", "Grouped", "at_once", "backward", "both", "fits", "forward", "times"]
 
 _KINDS = {torch.float32: (np.float32, 4, int(SAFE_RANGE["f"])), torch.float64: (np.float64, 8, int(SAFE_RANGE["d"]))}
 _MOST_STEPS = 2**24  # float32 counts no further
+_MOST_KEPT = 2**19  # numbers of eight bytes that a thread keeps for its next call
 _entries: dict[tuple[str, torch.dtype], Entry] = {}
 
 
@@ -46,10 +53,40 @@ class Grouped(NamedTuple):
         return self.kept[1][: self.table[chain_lanes.BATCH]]
 
 
+@cache
+def _sources() -> int:
+    """A number for the files that decide what code comes out, by which Numba finds it on the disk."""
+    digest = blake2b(digest_size=7)
+    for name in ("emitter", "simd_lanes", "chain_lanes"):
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    return int.from_bytes(digest.digest())
+
+
+def _code(name: str, kind: type) -> Any:
+    """The C function prepare, forward, backward or both for ``np.float32`` or ``np.float64``, compiled or from disk."""
+    sources = _sources()  # Numba looks at the file of the function, and at what the function closes over
+
+    def prepare_of(table):
+        chain_lanes.prepare(kind(1), table, sources)
+
+    def forward_of(table):
+        chain_lanes.forward(kind(1), table, sources)
+
+    def backward_of(table):
+        chain_lanes.backward(kind(1), table, sources)
+
+    def both_of(table):
+        chain_lanes.both(kind(1), table, sources)
+
+    chosen = {"prepare": prepare_of, "forward": forward_of, "backward": backward_of, "both": both_of}[name]
+    options: dict[str, Any] = {"nopython": True, "cache": True, "error_model": "numpy", "_nrt": False}
+    return cfunc(types.void(types.int64), **options)(chosen)
+
+
 def _compiled(name: str, dtype: torch.dtype) -> Entry:
     found = _entries.get((name, dtype))
     if found is None:
-        code = chain_lanes.entry(name, _KINDS[dtype][0])
+        code = _code(name, _KINDS[dtype][0])
         found = _entries[name, dtype] = Entry(code.address, code)
     return found
 
@@ -66,46 +103,44 @@ def fits(chain: Chain) -> bool:
     return few and isinstance(moves, Tensor) and moves.dim() == 2
 
 
-class _Plan(NamedTuple):
-    """A table for the forward pass, or for both, and what belongs to it."""
-
-    table: Any
-    values: Tensor  # (B,)
-    doubles: Tensor  # log Z and scratch
-    kept: Tensor
-    threads: int
-
-    def found(self) -> tuple[int, int]:
-        """The first wrong label or -1, and how many items are lost."""
-        wrong, lost = -1, 0
-        for place in range(SLOTS + 2, len(self.table), 2):
-            wrong, lost = self.table[place] if wrong < 0 else wrong, lost + self.table[place + 1]
-        return wrong, lost
+def _shared_by(size: int) -> int:
+    """Numbers that all items share: powers of the transitions, twice, and of the end scores, in whole eights."""
+    return 2 * size * size + size + LANES
 
 
-def _plan(chain: Chain, gold: Tensor | None, both: bool) -> _Plan | None:
-    """The table of a call with everything prepared; None for scores of too large a range."""
+def _room_for(size: int, steps: int, *, both: bool = False) -> int:
+    """Numbers of eight bytes that a part needs as scratch, in either pass or where one follows the other."""
+    rows = (2 + LANES) * size + 4
+    sums = (2 * LANES + 1) * size * size + 2 * size + 2 * LANES
+    trail = 2 * steps * size * WIDTH + AHEAD + 2 + _shared_by(size) if both else 0
+    return -(-(rows * WIDTH + WIDTH + sums + steps * size + trail) // LANES) * LANES
+
+
+def _found(table: Any) -> tuple[int, int]:
+    """The first wrong label or -1, and how many items are lost."""
+    wrong, lost = -1, 0
+    for place in range(SLOTS + 2, len(table), 3):
+        wrong, lost = table[place] if wrong < 0 else wrong, lost + table[place + 1]
+    return wrong, lost
+
+
+def _table(dtype: torch.dtype, shape: Sequence[int], parts: int) -> Any:
+    """A table with all that does not differ from call to call, but for the addresses of other memory."""
+    table = (ctypes.c_int64 * (SLOTS + 2 + 3 * parts))()
+    own = ctypes.addressof(table)
+    table[chain_lanes.PARTS : chain_lanes.SIZE + 1] = (parts, _KINDS[dtype][1], *shape)
+    table[chain_lanes.TOPS], table[chain_lanes.FOUND] = own + 8 * SLOTS, own + 8 * (SLOTS + 2)
+    return table
+
+
+def _inputs(chain: Chain, gold: Tensor | None) -> tuple[int, ...]:
+    """How a table begins: counters, the safe range, and addresses of what is given."""
     emissions, moves, start, end, lengths = chain
-    assert isinstance(moves, Tensor)
-    batch, steps, size = emissions.shape
-    dtype = emissions.dtype
-    _, item, limit = _KINDS[dtype]
-    groups = -(-batch // WIDTH)
-    threads, parts = share(batch * steps * size * size, groups)
-    room, block = room_for(size, steps, both=both), 0 if both else groups * steps * size * WIDTH
-    kept = torch.empty(2 * block + 2 * size * size + size + 8, dtype=dtype)
-    doubles, values = torch.empty(batch + parts * room, dtype=torch.float64), torch.empty(batch, dtype=dtype)
-    table = (ctypes.c_int64 * (SLOTS + 2 + 2 * parts))()
-    own, first, log_z = ctypes.addressof(table), kept.data_ptr(), doubles.data_ptr()
-    table[:SLOTS] = (
-        0, 0, parts, item, limit, batch, steps, size,
-        emissions.data_ptr(), moves.data_ptr(), start.data_ptr(), end.data_ptr(), lengths.data_ptr(),
+    return (
+        0, 0, _KINDS[emissions.dtype][2],
+        emissions.data_ptr(), moves.data_ptr(), start.data_ptr(), end.data_ptr(), lengths.data_ptr(),  # type: ignore[union-attr]
         0 if gold is None else gold.data_ptr(),
-        first + 2 * block * item, own + 8 * SLOTS, first, first + block * item,
-        log_z, values.data_ptr(), log_z + 8 * batch, 8 * room, own + 8 * (SLOTS + 2), 0, 0, 0, 0, 0,
     )  # fmt: skip
-    _compiled("prepare", dtype).call(table)
-    return None if table[chain_lanes.RANGE] else _Plan(table, values, doubles, kept, threads)
 
 
 def forward(chain: Chain, gold: Tensor | None) -> tuple[Tensor, Grouped] | None:
@@ -116,12 +151,25 @@ def forward(chain: Chain, gold: Tensor | None) -> tuple[Tensor, Grouped] | None:
     >>> forward(chain, None)[0][:2].exp()
     tensor([8., 8.])
     """
-    plan = _plan(chain, gold, both=False)
-    if plan is None:
+    batch, steps, size = shape = chain.emissions.shape
+    dtype = chain.emissions.dtype
+    groups = -(-batch // WIDTH)
+    threads, parts = share(batch * steps * size * size, groups)
+    room, block = _room_for(size, steps), groups * steps * size * WIDTH
+    kept = torch.empty(2 * block + _shared_by(size), dtype=dtype)
+    doubles, values = torch.empty(batch + parts * room, dtype=torch.float64), torch.empty(batch, dtype=dtype)
+    table = _table(dtype, shape, parts)
+    first, item, log_z = kept.data_ptr(), _KINDS[dtype][1], doubles.data_ptr()
+    table[chain_lanes.SHARED] = first + 2 * block * item
+    table[chain_lanes.ALPHA], table[chain_lanes.POWERS] = first, first + block * item
+    table[chain_lanes.LOG_Z : chain_lanes.ROOM_BYTES + 1] = (log_z, log_z + 8 * batch, 8 * room)
+    table[: chain_lanes.TOTAL] = (*_inputs(chain, gold), values.data_ptr())
+    _compiled("prepare", dtype).call(table)
+    if table[chain_lanes.RANGE]:
         return None
-    enter(_compiled("forward", chain.emissions.dtype), plan.table, plan.threads)
-    wrong, lost = plan.found()
-    return plan.values, Grouped(plan.table, (plan.kept, plan.doubles), lost, wrong, plan.threads)
+    enter(_compiled("forward", dtype), table, threads)
+    wrong, lost = _found(table)
+    return values, Grouped(table, (kept, doubles), lost, wrong, threads)
 
 
 @lru_cache(maxsize=16)
@@ -130,30 +178,119 @@ def _ones(batch: int, dtype: torch.dtype) -> Tensor:
 
 
 def _gradients(chain: Chain) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dtype, size = chain.emissions.dtype, chain.size
-    d_moves = torch.empty(size, size, dtype=dtype)
-    return torch.empty_like(chain.emissions), d_moves, torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)
+    emissions, moves, start, end, _ = chain
+    like = torch.empty_like
+    return like(emissions), like(moves), like(start), like(end)  # type: ignore[arg-type]
 
 
-def both(chain: Chain, gold: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor], int] | None:
-    """log Z, or score(gold) - log Z; the gradient of the sum of log Z - score(gold); the first wrong label or -1.
+class _Work(NamedTuple):
+    """A table for both passes of chains of one shape, the memory it speaks of, which nothing outlives, and the code."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    most: int  # threads that there may be
+    table: Any
+    kept: tuple[Tensor, Tensor]
+    values: int  # the address of room for (B,)
+    threads: int
+    both: Entry
+
+    @classmethod
+    def of(cls, emissions: Tensor) -> _Work:
+        """For chains of the type and shape of these."""
+        batch, steps, size = shape = emissions.shape
+        dtype = emissions.dtype
+        threads, parts = share(batch * steps * size * size, -(-batch // WIDTH))
+        room, ones, table = _room_for(size, steps, both=True), _ones(batch, dtype), _table(dtype, shape, parts)
+        scratch = torch.empty(2 * batch + parts * room, dtype=torch.float64)
+        log_z = scratch.data_ptr()
+        values = log_z + 8 * batch
+        table[chain_lanes.LOG_Z : chain_lanes.ROOM_BYTES + 1] = (log_z, values + 8 * batch, 8 * room)
+        table[chain_lanes.WEIGHT] = ones.data_ptr()
+        both = _compiled("both", dtype)
+        return cls(shape, dtype, torch.get_num_threads(), table, (scratch, ones), values, threads, both)
+
+    def serves(self, emissions: Tensor) -> bool:
+        """Whether it is for chains like these, and as many threads as there are now."""
+        alike = self.shape == emissions.shape and self.dtype == emissions.dtype
+        return alike and self.most == torch.get_num_threads()
+
+
+class _Last(local):
+    """What the last call of this thread worked with: most are followed by one of the same shape."""
+
+    work: _Work | None = None
+
+
+_last = _Last()
+
+
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # in emissions, transitions, start and end
+
+
+def at_once(chain: Chain, gold: Tensor | None, total: bool) -> tuple[Tensor, Gradients, bool] | None:
+    """log Z, or score(gold) - log Z; the gradient of the sum of log Z - score(gold); whether all is known to be finite.
+
+    The values are (B,), or their sum where that is asked for.
 
     A group of items goes forward and back before the next one begins, so that what lies between stays in the cache.
-    None for scores of too large a range, or where an item is lost.
+    None for chains that do not fit, for scores of too large a range, for wrong labels, and where an item is lost.
+
+    >>> none = torch.zeros(2)
+    >>> chain = Chain(torch.zeros(16, 3, 2), torch.zeros(2, 2), none, none, torch.full((16,), 3))
+    >>> value, gradients, finite = at_once(chain, None, total=True)
+    >>> (value / 16).exp(), gradients[2], finite
+    (tensor(8.), tensor([8., 8.]), True)
+    """
+    emissions, moves, start, end, _ = chain
+    work, _last.work = _last.work, None  # lest something that interrupts this call has it too
+    if work is None or not work.serves(emissions) or moves.dim() != 2:  # type: ignore[union-attr]
+        if not fits(chain):
+            return None
+        work = _Work.of(emissions)
+    table, like = work.table, torch.empty_like
+    d_emissions, d_moves, d_start, d_end = like(emissions), like(moves), like(start), like(end)  # type: ignore[arg-type]
+    values = torch.empty(() if total else len(emissions), dtype=work.dtype)
+    first, spare = values.data_ptr(), work.values
+    table[: chain_lanes.STATE] = (
+        *_inputs(chain, gold), spare if total else first, first if total else spare,
+        d_emissions.data_ptr(), d_moves.data_ptr(), d_start.data_ptr(), d_end.data_ptr(),
+    )  # fmt: skip
+    enter(work.both, table, work.threads)
+    state = table[chain_lanes.STATE]
+    if work.kept[0].numel() <= _MOST_KEPT:
+        _last.work = work
+    return None if state > 1 else (values, (d_emissions, d_moves, d_start, d_end), not state)
+
+
+def times(gradients: Gradients, weights: Tensor, gold: Tensor | None) -> Gradients | None:
+    """The gradient of :func:`at_once` for weights (B,) of its values or one for all, in place; None where they differ.
+
+    >>> times((torch.ones(1),) * 4, torch.full((3,), -1.0), torch.zeros(3, 1))[0], times((), torch.arange(2.0), None)
+    (tensor([1.]), None)
+    """
+    if not weights.dim():
+        factor = weights.item()
+    else:
+        factor = weights[0].item()
+        if weights.stride(0) and not bool((weights == factor).all()):
+            return None
+    factor = factor if gold is None else -factor
+    if factor != 1.0:  # the usual loss has 1
+        torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
+    return gradients
+
+
+def both(chain: Chain, gold: Tensor | None) -> tuple[Tensor, Gradients, int] | None:
+    """What :func:`at_once` gives for each item, and the first wrong label or -1.
 
     >>> none = torch.zeros(2)
     >>> chain = Chain(torch.zeros(16, 3, 2), torch.zeros(2, 2), none, none, torch.full((16,), 3))
     >>> both(chain, None)[1][2]
     tensor([8., 8.])
     """
-    plan = _plan(chain, gold, both=True)
-    if plan is None:
-        return None
-    gradients, weights = _gradients(chain), _ones(len(chain.emissions), chain.emissions.dtype)
-    plan.table[chain_lanes.WEIGHT : SLOTS] = (weights.data_ptr(), *(x.data_ptr() for x in gradients))
-    enter(_compiled("both", chain.emissions.dtype), plan.table, plan.threads)
-    wrong, lost = plan.found()
-    return None if lost else (plan.values, gradients, wrong)
+    found = at_once(chain, gold, total=False)
+    return None if found is None else (*found[:2], -1)
 
 
 def backward(
@@ -167,11 +304,12 @@ def backward(
     tensor([8., 8.])
     """
     table = type(saved.table).from_buffer_copy(saved.table)  # another thread may be at the same time
-    parts, room = table[chain_lanes.PARTS], room_for(chain.size, chain.steps)
+    parts, room = table[chain_lanes.PARTS], _room_for(chain.size, chain.steps)
     scratch, gradients = torch.empty(parts * room, dtype=torch.float64), _gradients(chain)
     table[chain_lanes.NEXT] = 0
     table[chain_lanes.GOLD] = 0 if gold is None else gold.data_ptr()
     table[chain_lanes.ROOM] = scratch.data_ptr()
-    table[chain_lanes.WEIGHT : SLOTS] = (weights.data_ptr(), *(x.data_ptr() for x in gradients))
+    table[chain_lanes.WEIGHT] = weights.data_ptr()
+    table[chain_lanes.D_EMISSIONS : chain_lanes.D_END + 1] = [x.data_ptr() for x in gradients]
     enter(_compiled("backward", chain.emissions.dtype), table, saved.threads)
     return gradients

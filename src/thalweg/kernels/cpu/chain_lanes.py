@@ -14,55 +14,45 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 from llvmlite import ir
-from numba import cfunc, types
+from numba import types
 
 from thalweg.kernels.cpu.emitter import LANES, intrinsic
 from thalweg.kernels.cpu.simd_lanes import WIDTH, Lanes, Number
 
-__all__ = ["MOST_LABELS", "SLOTS", "entry", "room_for"]
+__all__ = ["AHEAD", "MOST_LABELS", "SLOTS", "backward", "both", "forward", "prepare"]
 
 # Labels up to which lanes beat rows.
 MOST_LABELS = 24
 
 # Whole numbers in a table.
-SLOTS = 28
+SLOTS = 30
 # fmt: off
 (
-    NEXT, DONE, PARTS,  # counters of parts that were taken and finished, and how many there are
-    ITEM, RANGE,  # bytes of a number; the largest safe range of scores, of which `prepare` makes 0, or 1 if exceeded
-    BATCH, STEPS, SIZE,
+    # What differs from call to call:
+    NEXT, DONE,  # counters of parts that were taken and finished
+    RANGE,  # the largest safe range of scores, of which `prepare` makes 0, or 1 if exceeded (`both` does it by itself)
     EMISSIONS, TRANSITIONS, START, END, LENGTHS, GOLD,  # as in `Chain`; gold is 0 where there is none
+    VALUES, TOTAL,  # (B,): log Z less the score of the gold labels; and the sum of all, which only `both` gives
+    D_EMISSIONS, D_TRANSITIONS, D_START, D_END,
+    # What does not:
+    STATE,  # `both` makes it 0; 1 where the total is not finite; 2 where range or a label is wrong or weights vanish
+    PARTS, ITEM,  # how many parts there are; bytes of a number
+    BATCH, STEPS, SIZE,
     SHARED,  # exp(A - top) (C, C), its transpose, exp(end - most) (C,); room for eight more
     TOPS,  # top and most, float64
     ALPHA, POWERS,  # (G, T, C, WIDTH): forward weights and exp(e_t - max e_t)
-    LOG_Z, VALUES,  # (B,): float64, NaN where weights vanish; and less the score of the gold labels
+    LOG_Z,  # (B,) float64, NaN where weights vanish
     ROOM, ROOM_BYTES,  # scratch of the first part, and how far it is to that of the next
-    FOUND,  # (parts, 2): the first label out of range, counted through the batch, or -1; how many NaN
-    WEIGHT, D_EMISSIONS, D_TRANSITIONS, D_START, D_END,
+    FOUND,  # (parts, 3): the first label out of range, counted through the batch, or -1; how many NaN; sum as float64
+    WEIGHT,
 ) = range(SLOTS)
 # fmt: on
+# Numbers of eight bytes that a group needs to go forward.
+AHEAD = 5 * WIDTH
 _LEAST, _SHIFT = 2.0**-400, 400 * math.log(2)
-
-
-def room_for(size: int, steps: int, *, both: bool = False) -> int:
-    """Numbers of eight bytes that a part needs as scratch, in either pass or where one follows the other.
-
-    >>> room_for(2, 1) % 8, room_for(2, 3, both=True) - room_for(2, 3) >= 2 * 3 * 2 * WIDTH
-    (0, True)
-    """
-    rows = 4 * (-(-size // LANES) * LANES) + 8
-    sums = (2 * LANES + 1) * size * size + 2 * size + 2 * LANES
-    trail = 2 * steps * size * WIDTH + _ahead_room(size) if both else 0
-    return -(-(rows * WIDTH + WIDTH + sums + steps * size + trail) // 8) * 8
-
-
-def _ahead_room(size: Any) -> Any:
-    """Numbers of eight bytes that the forward pass of a group needs, as many in float32."""
-    return 5 * WIDTH + (size + LANES) * WIDTH
 
 
 class _Trail:
@@ -85,13 +75,18 @@ class _Table:
         self.emissions, self.transitions, self.start, self.end = slots[EMISSIONS : END + 1]
         self.lengths, self.gold = slots[LENGTHS], slots[GOLD]
         self.squares = self.size * self.size
-        self.power = slots[SHARED]
-        self.flipped, self.last = self.power + self.squares * self.item, self.power + 2 * self.squares * self.item
         self.tops, self.alpha, self.powers = slots[TOPS], slots[ALPHA], slots[POWERS]
-        self.log_z, self.values = slots[LOG_Z], slots[VALUES]
+        self.share(slots[SHARED])
+        self.log_z, self.values, self.total = slots[LOG_Z], slots[VALUES], slots[TOTAL]
         self.room, self.room_bytes, self.found = slots[ROOM], slots[ROOM_BYTES], slots[FOUND]
-        self.weight, self.d_emissions, self.d_transitions, self.d_start, self.d_end = slots[WEIGHT:]
+        self.weight = slots[WEIGHT]
+        self.d_emissions, self.d_transitions, self.d_start, self.d_end = slots[D_EMISSIONS : D_END + 1]
         self.stride = self.size * self.item * WIDTH  # bytes of a block
+
+    def share(self, address: Number) -> None:
+        """Where the powers of transitions and end scores are."""
+        self.power = address
+        self.flipped, self.last = address + self.squares * self.item, address + 2 * self.squares * self.item
 
     def trail(self, group: Number) -> _Trail:
         """Where a group's trail is kept between the passes."""
@@ -131,9 +126,8 @@ class _Table:
             yield b, b - first
 
 
-def _prepare(e: Lanes, table: Number) -> None:
-    """Powers of transitions and end scores, or RANGE 1 where their range is too large."""
-    t = _Table(e, table)
+def _raise_scores(e: Lanes, t: _Table) -> Number:
+    """Powers of transitions and end scores; whether their range is small enough for that."""
     sound = e.cell(e.number(0) < 1)
     limit = e.of_whole(t.range)
     for which, scores, count in ((0, t.transitions, t.squares), (1, t.end, t.size)):
@@ -146,29 +140,44 @@ def _prepare(e: Lanes, table: Number) -> None:
         # Two infinities have no difference that compares as small.
         sound.now = sound.now & (top.now - low.now <= limit)
         e.double.put(t.tops, which, e.widen(top.now))
-    e.put_whole(table, RANGE, sound.now.choose(0, e.number(1)))
     with e.when(sound.now):
         top, most = (e.narrow(e.double.get(t.tops, which)) for which in range(2))
         e.exp_span(t.transitions, t.squares, top, t.power)
         with e.each(0, t.size) as i, e.each(0, t.size) as j:
             e.put(t.flipped, j * t.size + i, e.get(t.power, i * t.size + j))
         e.exp_span(t.end, t.size, most, t.last)
+    return sound.now
+
+
+def _prepare(e: Lanes, table: Number) -> None:
+    """Powers of transitions and end scores, or RANGE 1 where their range is too large."""
+    t = _Table(e, table)
+    e.put_whole(table, RANGE, _raise_scores(e, t).choose(0, e.number(1)))
+
+
+def _gold_label(e: Lanes, t: _Table, place: Number) -> tuple[Number, Number]:
+    """A gold label, counted through the batch, and whether it is out of range: then it is 0, and nothing is used."""
+    label = e.whole(t.gold, place)
+    wrong = (label < 0) | (label >= t.size)
+    return wrong.choose(0, label), wrong
 
 
 def _score_gold(e: Lanes, t: _Table, b: Number, length: Number, part: Number) -> Number:
     """The score of the gold labels of an item in float64; notes the first label out of range."""
-    total, before = e.cell(e.double.real(0.0)), e.cell(e.number(0))
     first = b * t.steps
-    with e.each(0, length) as k:
-        label = e.whole(t.gold, first + k)
-        wrong = (label < 0) | (label >= t.size)
-        with e.when(wrong & (e.whole(t.found, 2 * part) < 0)):
-            e.put_whole(t.found, 2 * part, first + k)
-        label = wrong.choose(0, label)  # what comes of it is not used
+
+    def read(place: Number) -> tuple[Number, Number]:
+        label, wrong = _gold_label(e, t, place)
+        with e.when(wrong), e.when(e.whole(t.found, 3 * part) < 0):
+            e.put_whole(t.found, 3 * part, place)
+        return label, e.widen(e.get(t.emissions, place * t.size + label))
+
+    label, own = read(first)
+    total, before = e.cell(e.widen(e.get(t.start, label)) + own), e.cell(label)
+    with e.each(1, length) as k:
+        label, own = read(first + k)
         move = e.widen(e.get(t.transitions, before.now * t.size + label))
-        begin = e.widen(e.get(t.start, label))
-        own = e.widen(e.get(t.emissions, (first + k) * t.size + label))
-        total.now = total.now + own + (k > 0).choose(move, begin)
+        total.now = total.now + (own + move)  # one addition a step that waits for the one before
         before.now = label
     return total.now + e.widen(e.get(t.end, before.now))
 
@@ -187,12 +196,13 @@ def _finish(e: Lanes, t: _Table, g: Number, alpha: Number, doubles: Number, part
         value = e.double.get(doubles, lane) + e.log(scale * (s.now / own.now))
         sound = (s.now > 0.0) & (value > -math.inf)
         value = e.cell(sound.choose(value, e.double.real(math.nan)))
-        e.put_whole(t.found, 2 * part + 1, e.whole(t.found, 2 * part + 1) + sound.choose(0, e.number(1)))
+        e.put_whole(t.found, 3 * part + 1, e.whole(t.found, 3 * part + 1) + sound.choose(0, e.number(1)))
         e.double.put(t.log_z, b, value.now)
         with e.when(t.gold > 0):
             gold = _score_gold(e, t, b, length, part)
             value.now = gold - value.now if negate else value.now - gold
         e.put(t.values, b, value.now)
+        e.double.put(t.found, 3 * part + 2, e.double.get(t.found, 3 * part + 2) + value.now)
 
 
 def _rescale(e: Lanes, doubles: Number) -> None:
@@ -204,24 +214,35 @@ def _rescale(e: Lanes, doubles: Number) -> None:
             e.double.put(doubles, lane, e.double.get(doubles, lane) - _SHIFT)
 
 
-def _step_forward(e: Lanes, t: _Table, k: Number, block: Number, now: Number, powers: Number, rows: Number) -> None:
-    """``powers = exp(block - most)`` and ``now = powers * mixed * factor``, where mixed comes from the step before.
+def _powers(e: Lanes, t: _Table, k: Number, block: Number) -> Any:
+    """The scores of a step become exp(score - most), where most is the largest of each lane; gives most."""
+    b, scores = e.builder, e.pointer(block)
+    with e.when(k < 1), e.loop(e.size(0), t.size.value, 1) as c:
+        begin = e.splat(e.scalar(e.pointer(t.start), c), WIDTH)
+        e.store_row(b.fadd(e.load_row(scores, c), begin), scores, c)
+    best = e.variable(e.constant(-math.inf, WIDTH))
+    with e.loop(e.size(0), t.size.value, 1) as c:
+        b.store(e.larger(e.load_row(scores, c), b.load(best)), best)
+    most = b.load(best)
+    with e.loop(e.size(0), t.size.value, 1) as c:
+        e.store_row(e.exp(b.fsub(e.load_row(scores, c), most)), scores, c)
+    return most
+
+
+def _step_forward(e: Lanes, t: _Table, k: Number, now: Number, powers: Number, rows: Number) -> None:
+    """Scores become powers = exp(score - most), and ``now = powers * mixed * factor``, mixed being of the step before.
 
     ``rows`` holds the factor and until (the lengths), and then as float64 log Z and scale: where k < until, most is
     added to log Z and scale multiplied by the sum of ``now``, and the next factor is 1 over that sum, elsewhere 0.
     """
     b, doubles = e.builder, e.double.pointer(rows + 2 * WIDTH * t.item)
-    scores, weights, out, state = (e.pointer(each) for each in (block, powers, now, rows))
-    best = e.variable(e.constant(-math.inf, WIDTH))
-    with e.loop(e.size(0), t.size.value, 1) as c:
-        b.store(e.larger(e.load_row(scores, c), b.load(best)), best)
-    most, factor, until = b.load(best), e.load_row(state, e.size(0)), e.load_row(state, e.size(1))
+    weights, out, state = (e.pointer(each) for each in (powers, now, rows))
+    most = _powers(e, t, k, powers)
+    factor, until = e.load_row(state, e.size(0)), e.load_row(state, e.size(1))
     total = e.variable(e.constant(0.0, WIDTH))
 
     def use(c: Any, mixed: Any) -> None:
-        power = e.exp(b.fsub(e.load_row(scores, c), most))
-        e.store_row(power, weights, c)
-        product = b.fmul(b.fmul(power, mixed), factor)
+        product = b.fmul(b.fmul(e.load_row(weights, c), mixed), factor)
         e.store_row(product, out, c)
         b.store(b.fadd(b.load(total), product), total)
 
@@ -254,7 +275,6 @@ def _go_forward(
     places = room
     rows = places + WIDTH * 8
     doubles = rows + 2 * WIDTH * t.item
-    block = doubles + 2 * WIDTH * 8
     top, most = e.double.get(t.tops, 0), e.double.get(t.tops, 1)
     with e.each(0, WIDTH) as lane:
         b = (g * WIDTH + lane).at_most(t.batch - 1)
@@ -265,19 +285,19 @@ def _go_forward(
         e.double.put(doubles, lane, e.widen(length - 1) * top + most)
         e.double.put(doubles, lane + WIDTH, e.double.real(1.0))
     with e.each(0, longest) as k:
-        e.to_lanes(places, k * t.size, t.size, block)
-        with e.when(k < 1), e.each(0, t.size) as c, e.each(0, WIDTH) as lane:
-            at = c * WIDTH + lane
-            e.put(block, at, e.get(block, at) + e.get(t.start, c))
-        _step_forward(e, t, k, block, trail.alpha + k * t.stride, trail.powers + k * t.stride, rows)
+        powers = trail.powers + k * t.stride
+        with e.when((k % LANES).equals(0)):  # steps by eights: so many entries are whole registers of any item
+            e.to_lanes(places, k * t.size, (longest - k).at_most(LANES) * t.size, powers)
+        _step_forward(e, t, k, trail.alpha + k * t.stride, powers, rows)
         with e.when(((k + 1) % every).equals(0) | (k + 1).equals(longest)):
             _rescale(e, doubles)
     _finish(e, t, g, trail.alpha, doubles, part, negate)
 
 
 def _clear_found(e: Lanes, t: _Table, part: Number) -> None:
-    e.put_whole(t.found, 2 * part, e.number(-1))
-    e.put_whole(t.found, 2 * part + 1, e.number(0))
+    e.put_whole(t.found, 3 * part, e.number(-1))
+    e.put_whole(t.found, 3 * part + 1, e.number(0))
+    e.double.put(t.found, 3 * part + 2, e.double.real(0.0))
 
 
 def _forward(e: Lanes, table: Number) -> None:
@@ -289,15 +309,18 @@ def _forward(e: Lanes, table: Number) -> None:
             _go_forward(e, t, part, g, longest, t.room + part * t.room_bytes, t.trail(g))
 
 
-def _step_back(e: Lanes, t: _Table, k: Number, now: Number, powers: Number, rows: Number, block: Number) -> None:
-    """Posteriors of labels times the item's weight into ``block``, and what moves need into the block after next.
+def _step_back(
+    e: Lanes, t: _Table, k: Number, trail: _Trail, rows: Number, block: Number, here: Number, sums: Number
+) -> None:
+    """Posteriors of labels times the item's weight into ``here``, and those of moves into ``sums``.
 
-    ``rows`` holds until (the lengths) and the weights of the items. The block after the first goes from step to step:
-    the backward weights of a step times its ``powers``, scaled.
+    ``rows`` holds until (the lengths), the weights of the items and room for one more. The first block goes from step
+    to step: the backward weights of a step times its powers, scaled. The second is scratch.
     """
     b, size = e.builder, t.size.value
-    alpha, weights, state, end = (e.pointer(each) for each in (now, powers, rows, t.last))
-    here, ahead, share, beta = (e.pointer(block + which * t.stride) for which in range(4))
+    now = trail.alpha + k * t.stride
+    alpha, weights, state, end = (e.pointer(each) for each in (now, trail.powers + k * t.stride, rows, t.last))
+    ahead, beta, out = (e.pointer(each) for each in (block, block + t.stride, here))
     step = e.splat(e.of_whole(k).value, WIDTH)
     until, weight = e.load_row(state, e.size(0)), e.load_row(state, e.size(1))
     last = b.fcmp_ordered("==", b.fadd(step, e.constant(1.0, WIDTH)), until)
@@ -306,17 +329,17 @@ def _step_back(e: Lanes, t: _Table, k: Number, now: Number, powers: Number, rows
     def use(c: Any, mixed: Any) -> None:
         own = b.select(last, e.splat(e.scalar(end, c), WIDTH), mixed)
         e.store_row(own, beta, c)
-        product = b.fmul(e.load_row(alpha, c), own)
-        e.store_row(product, here, c)
-        b.store(b.fadd(b.load(total), product), total)
+        b.store(e.call("fma", e.load_row(alpha, c), own, b.load(total)), total)
 
     e.mix(e.pointer(t.power), ahead, size, ir.Constant(e.element, 0.0), size, use)
     inverse = e.inverse(b.load(total), b.fcmp_ordered("<", step, until))
     factor = b.fmul(inverse, weight)
+    e.store_row(factor, state, e.size(2))
+    e.add_outer(now, rows + 2 * WIDTH * t.item, block, t.size, sums)
     with e.loop(e.size(0), size, 1) as c:
-        e.store_row(b.fmul(e.load_row(here, c), factor), here, c)
-        e.store_row(b.fmul(e.load_row(ahead, c), factor), share, c)
-        e.store_row(b.fmul(b.fmul(e.load_row(weights, c), e.load_row(beta, c)), inverse), ahead, c)
+        own = e.load_row(beta, c)
+        e.store_row(b.fmul(b.fmul(e.load_row(alpha, c), own), factor), out, c)
+        e.store_row(b.fmul(b.fmul(e.load_row(weights, c), own), inverse), ahead, c)
 
 
 def _take_gold(e: Lanes, t: _Table, g: Number, moves: Number, edges: Number) -> None:
@@ -324,31 +347,38 @@ def _take_gold(e: Lanes, t: _Table, g: Number, moves: Number, edges: Number) -> 
     with t.each_item(g) as (b, _):
         length, first = e.whole(t.lengths, b), b * t.steps
         with e.when(t.gold > 0):
-            weight, before = e.get(t.weight, b), e.cell(e.number(0))
-            with e.each(0, length) as k:
-                label = e.whole(t.gold, first + k)
-                place = (first + k) * t.size + label
-                e.put(t.d_emissions, place, e.get(t.d_emissions, place) - weight)
-                with e.when(k > 0):
-                    place = before.now * t.size + label
-                    e.double.put(moves, place, e.double.get(moves, place) - e.widen(weight))
+            weight = e.get(t.weight, b)
+
+            def take(place: Number, weight: Number = weight) -> Number:
+                label, _ = _gold_label(e, t, place)
+                at = place * t.size + label
+                e.put(t.d_emissions, at, e.get(t.d_emissions, at) - weight)
+                return label
+
+            before = e.cell(take(first))
+            with e.each(1, length) as k:
+                label = take(first + k)
+                at = before.now * t.size + label
+                e.double.put(moves, at, e.double.get(moves, at) - e.widen(weight))
                 before.now = label
         with e.each(0, t.size) as c:
-            for place, position in ((c, first), (c + t.size, first + length - 1)):
+            for at, position in ((c, first), (c + t.size, first + length - 1)):
                 own = e.widen(e.get(t.d_emissions, position * t.size + c))
-                e.double.put(edges, place, e.double.get(edges, place) + own)
+                e.double.put(edges, at, e.double.get(edges, at) + own)
 
 
 def _settle(e: Lanes, t: _Table) -> None:
     """Sums over the parts, in order, into the gradients of transitions, start and end."""
+    b = e.builder
     with e.each(0, t.squares) as k:
-        moves, gold = e.cell(e.double.real(0.0)), e.cell(e.double.real(0.0))
+        lanes, gold = e.variable(e.double.constant(0.0, LANES)), e.cell(e.double.real(0.0))
         with e.each(0, t.parts) as part:
             sums = t.room + part * t.room_bytes
-            with e.each(0, LANES) as lane:
-                moves.now = moves.now + e.double.get(sums, k * LANES + lane)
+            more = e.double.load(e.double.at(e.double.pointer(sums), (k * LANES).value), LANES)
+            b.store(b.fadd(b.load(lanes), more), lanes)
             gold.now = gold.now + e.double.get(sums, t.squares * LANES + k)
-        e.put(t.d_transitions, k, moves.now * e.widen(e.get(t.power, k)) + gold.now)
+        moves = e.number(e.reduce(b.load(lanes), b.fadd))
+        e.put(t.d_transitions, k, moves * e.widen(e.get(t.power, k)) + gold.now)
     begin = t.squares * (LANES + 1)
     with e.each(0, t.size) as c:
         for out, place in ((t.d_start, begin + c), (t.d_end, begin + t.size + c)):
@@ -358,12 +388,16 @@ def _settle(e: Lanes, t: _Table) -> None:
             e.put(out, c, total.now)
 
 
-def _write(e: Lanes, t: _Table, places: Number, k: Number, block: Number) -> None:
-    """The first block to position k of the items."""
-    with e.when(t.size >= LANES):
-        e.from_lanes(block, t.size, places, k * t.size)
-    with e.when(t.size < LANES), e.each(0, WIDTH) as lane, e.each(0, t.size) as c:
-        e.put(e.whole(places, lane), k * t.size + c, e.get(block, c * WIDTH + lane))
+def _conclude(e: Lanes, t: _Table) -> None:
+    """The sum of all values, and what became of them as a whole."""
+    total, lost = e.cell(e.double.real(0.0)), e.cell(e.number(0))
+    with e.each(0, t.parts) as part:
+        wrong = e.whole(t.found, 3 * part) >= 0
+        lost.now = lost.now + e.whole(t.found, 3 * part + 1) + wrong.choose(1, e.number(0))
+        total.now = total.now + e.double.get(t.found, 3 * part + 2)
+    e.put(t.total, 0, total.now)
+    finite = (total.now > -math.inf) & (total.now < math.inf)
+    e.put_whole(t.address, STATE, (lost.now > 0).choose(2, finite.choose(0, e.number(1))))
 
 
 class _Sums:
@@ -375,8 +409,9 @@ class _Sums:
         self.places = room + (count + LANES) * 8
         self.sums = self.places + WIDTH * 8
         self.rows = self.sums + t.squares * t.item * LANES
-        self.block = self.rows + 2 * WIDTH * t.item  # the first of four
-        self.spare = self.block + 4 * t.stride  # what lanes past the batch write
+        self.block = self.rows + 3 * WIDTH * t.item  # the first of two
+        self.out = self.block + 2 * t.stride  # the gradients of eight steps
+        self.spare = self.out + LANES * t.stride  # what lanes past the batch write
         e.double.fill(room, count)
         e.fill(self.sums, t.squares * LANES)
 
@@ -390,13 +425,13 @@ def _go_back(e: Lanes, t: _Table, g: Number, longest: Number, own: _Sums, trail:
         e.put_whole(places, lane, real.choose(t.d_emissions + b * t.steps * t.size * t.item, own.spare))
         e.put(rows, lane, e.of_whole(e.whole(t.lengths, b)))
         e.put(rows, lane + WIDTH, real.choose(e.get(t.weight, b), e.real(0.0)))
-    e.fill(block + t.stride, t.size * WIDTH)
+    e.fill(block, t.size * WIDTH)
     with e.each(0, longest) as done:
         k = longest - 1 - done
-        now = trail.alpha + k * t.stride
-        _step_back(e, t, k, now, trail.powers + k * t.stride, rows, block)
-        e.add_outer(now, block + 2 * t.stride, t.size, own.sums)
-        _write(e, t, places, k, block)
+        at = k % LANES
+        _step_back(e, t, k, trail, rows, block, own.out + at * t.stride, own.sums)
+        with e.when(at.equals(0)):
+            e.from_lanes(own.out, (longest - k).at_most(LANES) * t.size, places, k * t.size)
     with t.each_item(g) as (b, _), e.each((b * t.steps + longest) * t.size, (b + 1) * t.steps * t.size) as k:
         e.put(t.d_emissions, k, e.real(0.0))
     e.add_to_double(own.sums, t.squares * LANES, own.doubles)
@@ -416,57 +451,43 @@ def _backward(e: Lanes, table: Number) -> None:
 
 
 def _both(e: Lanes, table: Number) -> None:
-    """Forward and back, group by group: the trail of a group, in the scratch of its part, is all that is kept."""
+    """Forward and back, group by group: the trail of a group, in the scratch of its part, is all that is kept.
+
+    Each part prepares for itself: that takes less time than a call from Python.
+    """
     t = _Table(e, table)
     with t.each_part() as part:
         _clear_found(e, t, part)
         room = t.room + part * t.room_bytes
         own = _Sums(e, t, room)
         trail = _Trail(own.spare + t.steps * t.size * t.item, t)
-        with t.each_group(part) as (g, longest):
+        t.tops = trail.after + AHEAD * 8
+        t.share(t.tops + 2 * 8)
+        sound = _raise_scores(e, t)
+        e.put_whole(t.found, 3 * part + 1, sound.choose(0, e.number(1)))
+        with e.when(sound), t.each_group(part) as (g, longest):
             _go_forward(e, t, part, g, longest, trail.after, trail, negate=True)
             _go_back(e, t, g, longest, own, trail)
         with e.when(e.take(table + 8 * DONE).equals(t.parts - 1)):
             _settle(e, t)
+            _conclude(e, t)
 
 
 def _emitted(emit: Callable[[Lanes, Number], None]) -> Any:
-    """A pass as something that compiled code can call: with a number that tells the type of float, and the table."""
+    """A pass as something that compiled code can call.
 
-    def body(typing_context, one, table):
+    It takes a number that tells the type of float, the table, and a number that tells from what sources the code is.
+    """
+
+    def body(typing_context, one, table, sources):
         def codegen(context, builder, signature, arguments):
             emitter = Lanes(context, builder, signature.args[0])
             emit(emitter, emitter.number(arguments[1]))
 
-        return types.void(one, types.int64), codegen
+        return types.void(one, types.int64, sources), codegen
 
     return intrinsic(body)
 
 
+# The passes as compiled code calls them.
 prepare, forward, backward, both = (_emitted(emit) for emit in (_prepare, _forward, _backward, _both))
-
-
-@cache
-def entry(name: str, kind: type) -> Any:
-    """The C function prepare, forward, backward or both for ``np.float32`` or ``np.float64``, compiled or from disk.
-
-    >>> import numpy as np
-    >>> entry("prepare", np.float32).address > 0
-    True
-    """
-
-    def prepare_of(table):
-        prepare(kind(1), table)
-
-    def forward_of(table):
-        forward(kind(1), table)
-
-    def backward_of(table):
-        backward(kind(1), table)
-
-    def both_of(table):
-        both(kind(1), table)
-
-    chosen = {"prepare": prepare_of, "forward": forward_of, "backward": backward_of, "both": both_of}[name]
-    options: dict[str, Any] = {"nopython": True, "cache": True, "error_model": "numpy", "_nrt": False}
-    return cfunc(types.void(types.int64), **options)(chosen)

@@ -259,31 +259,42 @@ class Lanes(Emitter):
         begins = (self.whole(places, half * LANES + r) for r in range(LANES))
         return [self.at(self.pointer(begin), offset.value) for begin in begins]
 
-    def to_lanes(self, places: Number, offset: Number, size: Number, block: Number) -> None:
-        """``block[c, l] = (the c-th entry from offset on of the item at places[l])``; rows come in whole eights."""
-        target = self.pointer(block)
-        for half in range(WIDTH // LANES):
-            items = self._items(places, offset, half)
-            with self.loop(self.size(0), size.value, LANES) as c:
-                mask = self.mask(c, size.value)
-                rows = [self.load_masked(self.at(item, c), mask, self.constant(0.0, LANES)) for item in items]
-                for k, column in enumerate(self._transpose(rows)):
-                    self.store(column, self.row(target, self.builder.add(c, self.size(k)), half * LANES))
+    def _eights(self, count: Number) -> Any:
+        """A loop over eights that cover 0..count, eight or more; the last may overlap the one before."""
+        last = self.builder.sub(count.value, self.size(LANES))
+        return self._clamped(count.value, last)
 
-    def from_lanes(self, block: Number, size: Number, places: Number, offset: Number) -> None:
-        """The opposite of :meth:`to_lanes`, for eight labels or more."""
+    @contextmanager
+    def _clamped(self, count: Any, last: Any) -> Iterator[Any]:
+        with self.loop(self.size(0), count, LANES) as k:
+            yield self.builder.select(self.builder.icmp_signed("<", k, last), k, last)
+
+    def to_lanes(self, places: Number, offset: Number, count: Number, block: Number) -> None:
+        """``block[k, l]`` becomes entry ``offset + k`` of the item at ``places[l]``, for k < count."""
+        target = self.pointer(block)
+        with self.when(count >= LANES):
+            for half in range(WIDTH // LANES):
+                items = self._items(places, offset, half)
+                with self._eights(count) as k:
+                    rows = [self.load(self.at(item, k), LANES) for item in items]
+                    for r, column in enumerate(self._transpose(rows)):
+                        self.store(column, self.row(target, self.builder.add(k, self.size(r)), half * LANES))
+        with self.when(count < LANES), self.each(0, WIDTH) as lane, self.each(0, count) as k:
+            self.put(block, k * WIDTH + lane, self.get(self.whole(places, lane), offset + k))
+
+    def from_lanes(self, block: Number, count: Number, places: Number, offset: Number) -> None:
+        """The opposite of :meth:`to_lanes`."""
         b, origin = self.builder, self.pointer(block)
-        last = b.sub(size.value, self.size(LANES))
-        for half in range(WIDTH // LANES):
-            items = self._items(places, offset, half)
-            with self.loop(self.size(0), size.value, LANES) as c:
-                # The last eight labels may overlap those before: that is faster than to store some of a register.
-                c = b.select(b.icmp_signed("<", c, last), c, last)
-                columns = [
-                    self.load(self.row(origin, b.add(c, self.size(k)), half * LANES), LANES) for k in range(LANES)
-                ]
-                for item, row in zip(items, self._transpose(columns), strict=True):
-                    self.store(row, self.at(item, c))
+        with self.when(count >= LANES):
+            for half in range(WIDTH // LANES):
+                items = self._items(places, offset, half)
+                with self._eights(count) as k:
+                    places_of = (self.row(origin, b.add(k, self.size(r)), half * LANES) for r in range(LANES))
+                    columns = [self.load(place, LANES) for place in places_of]
+                    for item, row in zip(items, self._transpose(columns), strict=True):
+                        self.store(row, self.at(item, k))
+        with self.when(count < LANES), self.each(0, WIDTH) as lane, self.each(0, count) as k:
+            self.put(self.whole(places, lane), offset + k, self.get(block, k * WIDTH + lane))
 
     def mix(
         self, matrix: Any, block: Any, inner: Any, initial: Any, count: Any, use: Callable[[Any, Any], None]
@@ -314,16 +325,20 @@ class Lanes(Emitter):
         with self.loop(whole, count, 1) as j:
             rows(j, 1)
 
-    def add_outer(self, left: Number, right: Number, count: Number, into: Number) -> None:
-        """``into[i, j, l] += sum of left[i] * right[j]`` over the lanes l, l + 8, ..; ``into`` is (C, C, LANES)."""
+    def add_outer(self, left: Number, factor: Number, right: Number, count: Number, into: Number) -> None:
+        """``into[i, j, l] += sum of left[i] * factor * right[j]`` over the lanes l, l + 8, ..; it is (C, C, LANES)."""
         b, size = self.builder, count.value
         x, y, out = (self.pointer(each) for each in (left, right, into))
         pieces = [k * LANES for k in range(WIDTH // LANES)]
+        factors = [self.load(self.at(self.pointer(factor), self.size(k)), LANES) for k in pieces]
 
         def rows(first: Any, high: int) -> None:
             # The rows of the left side stay in registers while those of the right go by.
             ours = [b.add(first, self.size(k)) for k in range(high)]
-            held = [[self.load(self.row(x, row, k), LANES) for k in pieces] for row in ours]
+            held = [
+                [b.fmul(self.load(self.row(x, row, k), LANES), own) for k, own in zip(pieces, factors, strict=True)]
+                for row in ours
+            ]
             with self.loop(self.size(0), size, 1) as j:
                 passing = [self.load(self.row(y, j, k), LANES) for k in pieces]
                 for row, own in zip(ours, held, strict=True):
