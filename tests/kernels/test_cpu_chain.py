@@ -179,7 +179,7 @@ def test_both_passes_at_once_are_the_two_passes(size: tuple[int, int, int], dtyp
     chain = ops._plain(make(size, "shared", dtype))
     ones = torch.ones(size[0], dtype=dtype)
     for gold in (None, labels_of(chain)):
-        found = cpu.at_once(chain, gold)
+        found = cpu.at_once(chain, gold, False)
         assert found is not None
         values, saved = cpu.forward(chain, gold)
         assert saved is not None
@@ -374,7 +374,7 @@ def test_lanes_of_every_number_of_labels(labels: int, dtype: torch.dtype) -> Non
         chain = make((18, steps, labels), "shared", dtype)
         assert_like_reference(chain, gold=labels_of(chain))
         ones = torch.ones(18, dtype=dtype)
-        at_once, saved = cpu.at_once(ops._plain(chain), None), cpu.forward(ops._plain(chain))[1]
+        at_once, saved = cpu.at_once(ops._plain(chain), None, False), cpu.forward(ops._plain(chain))[1]
         assert at_once is not None
         assert isinstance(saved, Grouped)
         for one, two in zip(at_once[2], cpu.backward(ops._plain(chain), saved, ones), strict=True):

@@ -105,17 +105,15 @@ class _Call:
     def at_once(self) -> tuple[Tensor, Any, Any, Any] | None:
         """Values or their total, what a backward pass needs, the gradient for weights of 1, and who can scale it."""
         kernels, chain = self.kernels, self.chain
-        groups = getattr(kernels, "chain_groups", None)
-        if groups is not None:
-            if not all(x.is_contiguous() for x in inputs_of(chain)):
-                chain = _plain(chain)
-            found = groups.at_once(chain, self.gold, self.total)
-            if found is None:
-                return None
-            value, unit, self.finite = found
-            return value, None, unit, groups.times
-        found = kernels.at_once(_plain(chain), self.gold) if hasattr(kernels, "at_once") else None
-        return None if found is None else (found[0].sum() if self.total else found[0], *found[1:], kernels.times)
+        if not hasattr(kernels, "at_once"):
+            return None
+        if not all(x.is_contiguous() for x in inputs_of(chain)):
+            chain = _plain(chain)
+        found = kernels.at_once(chain, self.gold, self.total)
+        if found is None:
+            return None
+        value, saved, unit, self.finite = found
+        return value, saved, unit, kernels.times
 
     def in_turn(self, keep: bool) -> tuple[Tensor, Any, None, None]:
         """The same, as far as the forward pass alone gives it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.errors import ShapeError
 from thalweg.kernels.cpu import chain_decode, chain_groups, chain_log, chain_moments, chain_scaled
-from thalweg.kernels.cpu.chain_groups import Grouped
+from thalweg.kernels.cpu.chain_groups import Gradients, Grouped, times
 from thalweg.kernels.cpu.chain_scaled import FLOOR, GROUP, SAFE_GAP, SAFE_OVERLAP, Scaled, zeros
 from thalweg.kernels.cpu.simd import padded
 from thalweg.kernels.cpu.threads import parts, run
@@ -19,7 +19,6 @@ from thalweg.kernels.potentials import Chain
 
 __all__ = ["at_once", "backward", "edge_marginals", "expectation", "forward", "sample", "times", "top_k", "viterbi"]
 
-Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # in emissions, transitions, start and end
 _NO_GOLD = np.zeros((0, 0), np.int64)
 checks_labels = True  # forward raises for a gold label out of range
 
@@ -129,42 +128,21 @@ def forward(
     return _complete(a, saved.log_z, gold), saved if keep else None
 
 
-def at_once(chain: Chain, gold: Tensor | None) -> tuple[Tensor, None, Gradients] | None:
-    """log Z, or score(gold) - log Z; and the gradient of sum_b log Z - score(gold); None where it cannot be had so.
+def at_once(chain: Chain, gold: Tensor | None, total: bool) -> tuple[Tensor, None, Gradients, bool] | None:
+    """log Z, or score(gold) - log Z; what :func:`backward` needs: nothing; the gradient; whether all is finite.
 
-    What lies between the passes then never leaves the cache. A forward pass alone would take half as long.
+    What lies between the passes never leaves the cache; a forward pass alone would take half as long. As
+    :func:`thalweg.kernels.cpu.chain_groups.at_once`, and None where that is.
 
     >>> import torch
     >>> none = torch.zeros(2)
     >>> chain = Chain(torch.zeros(16, 1, 2), torch.zeros(2, 2), none, none, torch.full((16,), 1))
-    >>> at_once(chain, None)[2][1:]
+    >>> at_once(chain, None, False)[2][1:]
     (tensor([[0., 0.],
             [0., 0.]]), tensor([8., 8.]), tensor([8., 8.]))
     """
-    found = chain_groups.both(chain, gold) if chain_groups.fits(chain) else None
-    if found is None:
-        return None
-    values, gradients, wrong = found
-    if gold is not None and wrong >= 0:
-        raise _wrong_label(gold.numpy(), wrong, chain.size)
-    return values, None, gradients
-
-
-def times(gradients: Gradients, weights: Tensor, gold: Tensor | None) -> Gradients | None:
-    """The gradient of :func:`at_once` for weights (B,) of its values or one for all, in place; None where they differ.
-
-    >>> import torch
-    >>> times((torch.ones(1),) * 4, torch.full((3,), -1.0), torch.zeros(3, 1))[0], times((), torch.arange(2.0), None)
-    (tensor([1.]), None)
-    """
-    one = not weights.dim()
-    factor = float(weights if one else weights[0])
-    if not one and weights.stride(0) and not bool((weights == factor).all()):
-        return None
-    factor = factor if gold is None else -factor
-    if factor != 1.0:  # the usual loss has 1
-        torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
-    return gradients
+    found = chain_groups.at_once(chain, gold, total)
+    return None if found is None else (found[0], None, *found[1:])
 
 
 def _complete(a: _Arrays, log_z: np.ndarray, gold: Tensor | None) -> Tensor:

@@ -22,7 +22,7 @@ from thalweg.kernels.cpu.emitter import LANES
 from thalweg.kernels.cpu.threads import Entry, enter, share
 from thalweg.kernels.potentials import Chain
 
-__all__ = ["Gradients", "Grouped", "at_once", "backward", "both", "fits", "forward", "times"]
+__all__ = ["Gradients", "Grouped", "at_once", "backward", "fits", "forward", "times"]
 
 _KINDS = {torch.float32: (np.float32, 4, int(SAFE_RANGE["f"])), torch.float64: (np.float64, 8, int(SAFE_RANGE["d"]))}
 _MOST_STEPS = 2**24  # float32 counts no further
@@ -279,18 +279,6 @@ def times(gradients: Gradients, weights: Tensor, gold: Tensor | None) -> Gradien
     if factor != 1.0:  # the usual loss has 1
         torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
     return gradients
-
-
-def both(chain: Chain, gold: Tensor | None) -> tuple[Tensor, Gradients, int] | None:
-    """What :func:`at_once` gives for each item, and the first wrong label or -1.
-
-    >>> none = torch.zeros(2)
-    >>> chain = Chain(torch.zeros(16, 3, 2), torch.zeros(2, 2), none, none, torch.full((16,), 3))
-    >>> both(chain, None)[1][2]
-    tensor([8., 8.])
-    """
-    found = at_once(chain, gold, total=False)
-    return None if found is None else (*found[:2], -1)
 
 
 def backward(

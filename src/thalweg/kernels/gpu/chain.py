@@ -38,20 +38,22 @@ SMALL = 1 << 18  # numbers of a batch whose gradient takes less time to compute 
 __all__ = ["at_once", "backward", "edge_marginals", "expectation", "forward", "sample", "times", "top_k", "viterbi"]
 
 
-def at_once(chain: Chain, gold: Tensor | None) -> tuple[Tensor, Any, tuple[Tensor, ...]] | None:
-    """log Z, or score(gold) - log Z; what :func:`backward` needs; and the gradient of the sum of these values.
+def at_once(chain: Chain, gold: Tensor | None, total: bool) -> tuple[Tensor, Any, tuple[Tensor, ...], None] | None:
+    """log Z, or score(gold) - log Z; what :func:`backward` needs; the gradient of the sum of these values; no more.
 
+    The values are (B,), or their sum where that is asked for. Whether they are finite only a wait would tell.
     None where the batch is so large that computing the gradient takes longer than asking for it.
 
     >>> chain = Chain(torch.zeros(64, 512, 64), torch.zeros(64, 64), *[torch.zeros(64)] * 2, torch.full((64,), 512))
-    >>> at_once(chain, None) is None
+    >>> at_once(chain, None, False) is None
     True
     """
     if chain.emissions.numel() > SMALL:
         return None
     sign = 1 if gold is None else -1
     values, saved = forward(chain, gold, sign=sign)
-    return values, saved, backward(chain, saved, _units(len(values), values.dtype, values.device, float(sign)), gold)
+    gradients = backward(chain, saved, _units(len(values), values.dtype, values.device, float(sign)), gold)
+    return values.sum() if total else values, saved, gradients, None
 
 
 @lru_cache(maxsize=64)
