@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Layout", "Room", "launch", "on_device_of", "overlapped", "repeated", "replayed"]
+__all__ = ["Layout", "Room", "launch", "on_device_of", "overlapped", "repeated", "replayed", "resumed"]
 
 Launch = Callable[..., Any]
 """What starts a kernel: ``launch(kernel, grid, *arguments, **options)``."""
@@ -163,6 +163,28 @@ def repeated(
 
     if not started:
         again()
+    return again
+
+
+def resumed(kernel: Any, grid: tuple[int, ...], given: Sequence[Any], key: Hashable) -> Callable[[], None] | None:
+    """Start a kernel that ``repeated`` has started under the key, and give what starts it again; None if it has not.
+
+    ``given`` are the arguments as the driver takes them, numbers and addresses, which must be multiples of 16 bytes:
+    no tensor need be made to point at a part of another.
+
+    >>> resumed(None, (1,), (), "doc") is None
+    True
+    """
+    if not _known:
+        return None
+    device = torch.cuda.current_device()
+    found = _known.get((kernel, device, key))
+    if found is None:
+        return None
+    compiled, constants = found
+    sizes, unhooked = (*grid, 1, 1)[:3], (compiled.function, compiled.packed_metadata, None, None, None)
+    again = partial(compiled.run, *sizes, _stream(device), *unhooked, *given, *constants)
+    again()
     return again
 
 

@@ -3,7 +3,7 @@
 A program has a block of queries and makes all their steps in one launch, until they have come to rest. With many
 patterns several programs share them out and meet after every pass to put their parts together and move the queries.
 Where the products take longer than to write weights down and read them again, and these have room, the matrix library
-multiplies; queries at rest are then left out as soon as the host notices.
+multiplies (``memory_products``); queries at rest are then left out as soon as the host notices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from thalweg.kernels.gpu import memory_passes as programs
 from thalweg.kernels.gpu import memory_steps
-from thalweg.kernels.gpu.launching import launch, on_device_of, repeated
+from thalweg.kernels.gpu.launching import launch, on_device_of
+from thalweg.kernels.gpu.memory_products import Course, Limits, by_products
 from thalweg.kernels.reference import memory as reference
 from thalweg.kernels.reference.memory import Settled
 
@@ -27,9 +28,6 @@ _MOST_FEATURES = 512  # what a program holds of a query; more goes to plain PyTo
 _LARGE = 1 << 27  # multiply-adds of a pass from which the matrix library is faster
 _ROOM = 1 << 24  # weights that may be written down, 64 MiB
 _MANY = 128  # queries below which a pass is all reading of patterns
-_ROW = 8192  # weights of a query that a program holds
-# Steps before which the host looks how many queries are still on the way; the first only if steps may be short at once.
-_LOOKS = frozenset((2, 4, 8, *range(12, 1 << 16, 12)))
 # Three TF32 products lose two bits of float32; steps that follow one another would blow that up where patterns mix.
 _ONCE, _OFTEN = "tf32x3", "ieee"
 
@@ -168,70 +166,28 @@ def settle(
     if not _fits(patterns):
         return reference.settle(queries, patterns, beta, max_steps, tol, mask, block)
     with on_device_of(queries):
-        limits = _Limits.of(patterns, beta, mask, max_steps, tol)
-        return _settle(queries, patterns.contiguous(), _bytes(mask), limits)
-
-
-class _Limits(NamedTuple):
-    """Steps at most, beta in units of log 2, the shortest step; energies have half the square of ``largest``, and
-    ``rest``, beside the query."""
-
-    most: int
-    factor: float
-    tol: float
-    largest: Tensor
-    rest: float
-
-    @classmethod
-    def of(cls, patterns: Tensor, beta: float, mask: Tensor | None, most: int, tol: float) -> _Limits:
-        """In as few launches as it takes."""
-        factor = beta / math.log(2)
+        patterns = patterns.contiguous()
+        if _multiplied(queries, patterns, mask):
+            return _in_stages(queries, patterns, Limits.of(len(patterns), beta, max_steps, tol))
         if mask is None:
-            return cls(
-                most, factor, tol, torch.linalg.vector_norm(patterns, dim=1).amax(), math.log(len(patterns)) / beta
-            )
-        return cls(most, factor, tol, (2 * reference.offset(patterns, beta, mask)).sqrt(), 0.0)
+            limits = Limits.of(len(patterns), beta, max_steps, tol)
+            return _in_one(Course(queries, patterns, max_steps), patterns, None, limits)
+        course = Course(queries, patterns[:0], max_steps)
+        course.part("facts").copy_(2 * reference.offset(patterns, beta, mask))
+        return _in_one(course, patterns, _bytes(mask), Limits.of(1, beta, max_steps, tol))
 
 
-class _Course(NamedTuple):
-    """Where queries are on their way: all of it is written in place."""
-
-    state: Tensor  # (Q, D)
-    energies: Tensor  # (Q, most + 1)
-    steps: Tensor  # int64
-    still: Tensor  # uint8
-    status: Tensor  # int32: 0 on the way, 1 at rest without an energy, 2 done
-    meetings: Tensor  # int32: a counter for every block of queries
-
-    @classmethod
-    def start(cls, queries: Tensor, most: int) -> _Course:
-        """Before the first step; one launch clears what must be clear."""
-        rows = len(queries)
-        places = -(-rows // 16) * 16  # addresses that are multiples of 16 bytes need no kernels of their own
-        clear = torch.zeros(17 * places, dtype=torch.uint8, device=queries.device)
-        steps, status, meetings, still = clear.split((8 * places, 4 * places, 4 * places, places))
-        status = status.view(torch.int32)[:rows]
-        return cls(
-            queries.clone(memory_format=torch.contiguous_format),
-            queries.new_empty(rows, most + 1),
-            steps.view(torch.int64)[:rows],
-            still[:rows],
-            status if most else status.fill_(1),
-            meetings.view(torch.int32),
-        )
-
-    def settled(self) -> Settled:
-        """What it all came to."""
-        return Settled(self.state, self.energies, self.steps, self.still.view(torch.bool))
+def _multiplied(queries: Tensor, patterns: Tensor, mask: Tensor | None) -> bool:
+    """Whether the matrix library is faster, and what it writes has room."""
+    (rows, inner), (count, _) = queries.shape, patterns.shape
+    weights = rows * count
+    large = rows >= _MANY and weights * inner >= _LARGE
+    return mask is None and large and weights <= _ROOM
 
 
-def _settle(queries: Tensor, patterns: Tensor, mask: Tensor | None, limits: _Limits) -> Settled:
-    weights = len(queries) * len(patterns)
-    many = len(queries) >= _MANY and weights * queries.shape[1] >= _LARGE
-    if mask is None and many and weights <= _ROOM:
-        return _in_stages(queries, patterns, limits)
-    course = _Course.start(queries, limits.most)
-    plan = _joint_plan(queries, len(patterns))
+def _in_one(course: Course, patterns: Tensor, mask: Tensor | None, limits: Limits) -> Settled:
+    """All steps in one launch."""
+    plan = _joint_plan(course.state, len(patterns))
     if plan.parts == 1 and programs.HELD.value >= plan.DP:
         _alone(course, patterns, mask, limits)
     else:
@@ -239,14 +195,40 @@ def _settle(queries: Tensor, patterns: Tensor, mask: Tensor | None, limits: _Lim
     return course.settled()
 
 
-def _alone(course: _Course, patterns: Tensor, mask: Tensor | None, limits: _Limits) -> None:
+def _in_stages(queries: Tensor, patterns: Tensor, limits: Limits, before: Tensor | None = None) -> Settled:
+    """Steps of all queries until half of them are at rest; then what suits the rest."""
+    across = patterns.mT
+    scores = torch.mm(queries, across)  # before all else: the device has this to do while the host prepares
+    course = Course(queries, patterns, limits.most, before)
+    t = by_products(course, patterns, across, limits, scores)
+    found = course.settled()
+    if t > limits.most:
+        return found
+    status = course.part("status")
+    left = (status < 2).nonzero().flatten()
+    state, limits = found.state.index_select(0, left), limits._replace(most=limits.most - t)
+    status = status.index_select(0, left)
+    if _multiplied(state, patterns, None):
+        after = _in_stages(state, patterns, limits, status)
+    else:
+        after = _in_one(Course(state, patterns, limits.most, status), patterns, None, limits)
+    found.energies[:, t:].index_copy_(0, left, after.energies)
+    found.state.index_copy_(0, left, after.state)
+    found.steps.index_add_(0, left, after.steps)
+    # Those that had come to rest before, and those that did after.
+    found.converged.view(torch.uint8).index_add_(0, left, after.converged.view(torch.uint8))
+    return found
+
+
+def _alone(course: Course, patterns: Tensor, mask: Tensor | None, limits: Limits) -> None:
     """All steps of a block of queries by one program."""
-    (rows, inner), (most, factor, tol, largest, rest) = course.state.shape, limits
+    (rows, inner), (most, factor, tol, rest) = course.state.shape, limits
     plan = _plan(course.state, len(patterns), inner)
     launch(
         *(programs.whole, (-(-rows // plan.BQ),)),
-        *(course.state, patterns, patterns if mask is None else mask, largest),
-        *(course.energies, course.steps, course.still, rows, len(patterns), inner, most, factor, tol, rest),
+        *(course.state, patterns, patterns if mask is None else mask, course.part("facts")),
+        *(course.energies, course.steps, course.converged.view(torch.uint8), course.part("status")),
+        *(rows, len(patterns), inner, most, factor, tol, rest),
         MASKED=mask is not None,
         BQ=plan.BQ,
         BN=plan.BN,
@@ -257,15 +239,16 @@ def _alone(course: _Course, patterns: Tensor, mask: Tensor | None, limits: _Limi
     )
 
 
-def _jointly(course: _Course, patterns: Tensor, mask: Tensor | None, limits: _Limits, plan: _Plan) -> None:
+def _jointly(course: Course, patterns: Tensor, mask: Tensor | None, limits: Limits, plan: _Plan) -> None:
     """All steps of a block of queries by several programs, which wait for one another."""
-    (rows, inner), (most, factor, tol, largest, rest) = course.state.shape, limits
+    (rows, inner), (most, factor, tol, rest) = course.state.shape, limits
     blocks = -(-rows // plan.BQ)
     left = _Parts.empty(plan, rows, inner, course.state)
     launch(
         *(programs.joint, (blocks, plan.parts)),
-        *(course.state, patterns, patterns if mask is None else mask, largest),
-        *(course.energies, course.steps, course.still, course.status, *left, course.meetings),
+        *(course.state, patterns, patterns if mask is None else mask, course.part("facts")),
+        *(course.energies, course.steps, course.converged.view(torch.uint8), course.part("status")),
+        *(*left, course.part("meetings")),
         *(rows, len(patterns), plan.length, inner, plan.parts, most, factor, tol, rest),
         MASKED=mask is not None,
         BQ=plan.BQ,
@@ -277,59 +260,6 @@ def _jointly(course: _Course, patterns: Tensor, mask: Tensor | None, limits: _Li
         num_stages=2 if programs.HELD.value >= plan.DP else 1,
         launch_cooperative_grid=True,
     )
-
-
-def _in_stages(queries: Tensor, patterns: Tensor, limits: _Limits) -> Settled:
-    """Steps of all queries until half of them are at rest, then whatever suits the others."""
-    most = limits.most
-    course = _Course.start(queries, most)
-    t = _by_products(course, patterns, limits)
-    found = course.settled()
-    if t > most:
-        return found
-    resting, going = ((course.status == which).nonzero().flatten() for which in (1, 0))
-    if len(resting):  # they want an energy of where they are, and no more
-        after = _settle(found.state[resting], patterns, None, limits._replace(most=0))
-        found.energies[resting, t:] = after.energies
-    if len(going):
-        after = _settle(found.state[going], patterns, None, limits._replace(most=most - t))
-        found.energies[going, t:] = after.energies
-        found.state[going], found.converged[going] = after.state, after.converged
-        found.steps[going] += after.steps
-    return found
-
-
-def _by_products(course: _Course, patterns: Tensor, limits: _Limits) -> int:
-    """Every step by two products of the matrix library and two launches; the step before which it left off."""
-    (rows, inner), (most, factor, tol, largest, rest) = course.state.shape, limits
-    scores, mixed = course.state.new_empty(rows, len(patterns)), torch.empty_like(course.state)
-    tops, totals = course.state.new_empty(2, rows)
-    across = patterns.mT
-    weighing = (memory_steps.weigh, (rows,), scores, course.status, tops, totals, len(patterns), factor)
-    held = {"WHOLE": len(patterns) <= _ROW, "BN": min(_ROW, 1 << (len(patterns) - 1).bit_length()), "num_warps": 8}
-    moving = (memory_steps.join_step, (rows,), course.state, course.status, tops, totals, mixed, largest)
-    moving += (course.energies, course.steps, course.still, rows, inner, 1)
-    width = {"PC": 1, "DP": max(16, 1 << (inner - 1).bit_length()), "num_warps": 4}
-    weigh = move = None
-    for t in range(most):
-        if t in _LOOKS and (t > 2 or tol > 0):
-            left = int((course.status < 2).sum())
-            if 2 * left <= rows:
-                return t if left else most + 1
-        torch.mm(course.state, across, out=scores)
-        if weigh is None:
-            weigh = repeated(*weighing, KEEP=True, **held)
-        else:
-            weigh()
-        torch.mm(scores, patterns, out=mixed)
-        if move is None:
-            move = repeated(*moving, t, most, factor, tol, rest, MIX=True, **width)
-        else:
-            move(t=t)
-    torch.mm(course.state, across, out=scores)
-    launch(*weighing, KEEP=False, **held)
-    launch(*moving, most, most, factor, tol, rest, MIX=False, **width)
-    return most + 1
 
 
 def nearest(queries: Tensor, keys: Tensor, k: int, mask: Tensor | None, block: int | None) -> tuple[Tensor, Tensor]:

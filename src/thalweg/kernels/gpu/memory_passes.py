@@ -117,6 +117,7 @@ def whole(
     energies,
     steps,
     converged,
+    status,
     rows,
     count,
     inner,
@@ -137,7 +138,7 @@ def whole(
     within = inside[:, None] & (column < inner)[None, :]
     q = tl.load(place, mask=within, other=0.0)
     beside = offset(facts, rest)
-    status = tl.where(inside, tl.where(most > 0, 0, 1), 2)
+    status = tl.load(status + row, mask=inside, other=2)
     counts = tl.zeros((BQ,), tl.int32)
     still = tl.zeros((BQ,), tl.int32)
     for t in range(most + 1):
@@ -323,8 +324,8 @@ def joint(
             for mine in range(which, BQ, parts):
                 if block * BQ + mine < rows:
                     move(
-                        *(state, status, tops, totals, mixes, facts, energies, steps, converged),
-                        *(block * BQ + mine + tl.arange(0, 1), rows, inner, parts, t, most, factor, tol, rest),
-                        *(True, PC, DP),
+                        *(state, status, tops, totals, mixes, facts, energies, steps, converged, meetings),
+                        *(block * BQ + mine + tl.arange(0, 1), rows, inner, parts, most, factor, tol, rest),
+                        *(True, False, PC, DP),
                     )
             _meet(meetings + block, (2 * t + 2) * parts)
