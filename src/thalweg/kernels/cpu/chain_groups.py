@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache, lru_cache
-from hashlib import blake2b
-from pathlib import Path
+from functools import lru_cache
 from threading import local
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numba import cfunc, types
+from numba import types
 from torch import Tensor
 
 from thalweg.kernels.cpu import chain_lanes
@@ -24,7 +21,10 @@ from thalweg.kernels.potentials import Chain
 
 __all__ = ["Gradients", "Grouped", "at_once", "backward", "fits", "forward", "times"]
 
-_KINDS = {torch.float32: (np.float32, 4, int(SAFE_RANGE["f"])), torch.float64: (np.float64, 8, int(SAFE_RANGE["d"]))}
+_KINDS = {
+    torch.float32: (types.float32, 4, int(SAFE_RANGE["f"])),
+    torch.float64: (types.float64, 8, int(SAFE_RANGE["d"])),
+}
 _MOST_STEPS = 2**24  # float32 counts no further
 _MOST_KEPT = 2**19  # numbers of eight bytes that a thread keeps for its next call
 _entries: dict[tuple[str, torch.dtype], Entry] = {}
@@ -53,41 +53,11 @@ class Grouped(NamedTuple):
         return self.kept[1][: self.table[chain_lanes.BATCH]]
 
 
-@cache
-def _sources() -> int:
-    """A number for the files that decide what code comes out, by which Numba finds it on the disk."""
-    digest = blake2b(digest_size=7)
-    for name in ("emitter", "simd_lanes", "chain_lanes"):
-        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
-    return int.from_bytes(digest.digest())
-
-
-def _code(name: str, kind: type) -> Any:
-    """The C function prepare, forward, backward or both for ``np.float32`` or ``np.float64``, compiled or from disk."""
-    sources = _sources()  # Numba looks at the file of the function, and at what the function closes over
-
-    def prepare_of(table):
-        chain_lanes.prepare(kind(1), table, sources)
-
-    def forward_of(table):
-        chain_lanes.forward(kind(1), table, sources)
-
-    def backward_of(table):
-        chain_lanes.backward(kind(1), table, sources)
-
-    def both_of(table):
-        chain_lanes.both(kind(1), table, sources)
-
-    chosen = {"prepare": prepare_of, "forward": forward_of, "backward": backward_of, "both": both_of}[name]
-    options: dict[str, Any] = {"nopython": True, "cache": True, "error_model": "numpy", "_nrt": False}
-    return cfunc(types.void(types.int64), **options)(chosen)
-
-
 def _compiled(name: str, dtype: torch.dtype) -> Entry:
     found = _entries.get((name, dtype))
     if found is None:
-        code = _code(name, _KINDS[dtype][0])
-        found = _entries[name, dtype] = Entry(code.address, code)
+        address = chain_lanes.compiled(name, _KINDS[dtype][0])
+        found = _entries[name, dtype] = Entry(address, None)  # such code stays
     return found
 
 

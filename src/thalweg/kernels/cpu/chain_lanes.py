@@ -12,17 +12,18 @@ parts of the batch until none is left, and the last to finish adds up what the p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 
-from thalweg.kernels.cpu.emitter import LANES, intrinsic
+from thalweg.kernels.cpu.emitter import LANES
+from thalweg.kernels.cpu.plain import compile_emitted
 from thalweg.kernels.cpu.simd_lanes import WIDTH, Lanes, Number
 
-__all__ = ["AHEAD", "MOST_LABELS", "SLOTS", "backward", "both", "forward", "prepare"]
+__all__ = ["AHEAD", "MOST_LABELS", "SLOTS", "compiled"]
 
 # Labels up to which lanes beat rows.
 MOST_LABELS = 24
@@ -473,21 +474,18 @@ def _both(e: Lanes, table: Number) -> None:
             _conclude(e, t)
 
 
-def _emitted(emit: Callable[[Lanes, Number], None]) -> Any:
-    """A pass as something that compiled code can call.
+_PASSES = {"prepare": _prepare, "forward": _forward, "backward": _backward, "both": _both}
 
-    It takes a number that tells the type of float, the table, and a number that tells from what sources the code is.
+
+def compiled(name: str, kind: types.Float) -> int:
+    """The address of the pass prepare, forward, backward or both over float32 or float64: ``void(int64 table)``.
+
+    >>> compiled("prepare", types.float32) > 0
+    True
     """
 
-    def body(typing_context, one, table, sources):
-        def codegen(context, builder, signature, arguments):
-            emitter = Lanes(context, builder, signature.args[0])
-            emit(emitter, emitter.number(arguments[1]))
+    def emit(context: Any, builder: Any, table: Any) -> None:
+        emitter = Lanes(context, builder, kind)
+        _PASSES[name](emitter, emitter.number(table))
 
-        return types.void(one, types.int64, sources), codegen
-
-    return intrinsic(body)
-
-
-# The passes as compiled code calls them.
-prepare, forward, backward, both = (_emitted(emit) for emit in (_prepare, _forward, _backward, _both))
+    return compile_emitted(f"chain_{name}_{kind}", emit)

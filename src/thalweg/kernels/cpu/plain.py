@@ -32,7 +32,7 @@ from numba import types
 
 from thalweg.kernels.cpu.machine_code import data_layout, load_code
 
-__all__ = ["compile_plain"]
+__all__ = ["compile_emitted", "compile_plain"]
 
 _LONG, _SINGLE, _DOUBLE, _BIT = ir.IntType(64), ir.FloatType(), ir.DoubleType(), ir.IntType(1)
 _KINDS = {
@@ -384,18 +384,22 @@ class _Frame:
         return write(_Context(), self.builder, signature, arguments)
 
 
-def _written(function: Any, name: str) -> str:
-    """A module with one function ``void(int64, ...)``, as text."""
+def _module(name: str, count: int, write: Callable[[Any, list[Any]], object]) -> str:
+    """A module with one function ``void(int64, ...)`` of so many numbers, as text."""
     module = ir.Module(name)
     module.triple, module.data_layout = llvm.get_process_triple(), data_layout()
-    count = len(_tree(function)[0].args.args)
     whole = ir.Function(module, ir.FunctionType(ir.VoidType(), [_LONG] * count), name)
     start = whole.append_basic_block("start")
     builder = ir.IRBuilder(whole.append_basic_block("body"))
     ir.IRBuilder(start).branch(builder.block)
-    _Frame(builder, function, list(whole.args))
+    write(builder, list(whole.args))
     builder.ret_void()
     return str(module)
+
+
+def _written(function: Any, name: str) -> str:
+    """A plain function as a module of its own."""
+    return _module(name, len(_tree(function)[0].args.args), lambda builder, given: _Frame(builder, function, given))
 
 
 @cache
@@ -414,3 +418,15 @@ def compile_plain(function: Callable[..., None]) -> int:
     """
     with _lock:
         return _compiled(function)
+
+
+def compile_emitted(name: str, emit: Callable[[Any, Any, Any], None]) -> int:
+    """The address of the C function ``void(int64)`` whose body ``emit(context, builder, argument)`` writes.
+
+    The name is the code's on the disk too: it must say all that is not in the sources of this folder.
+
+    >>> compile_emitted("doc_nothing", lambda context, builder, argument: None) > 0
+    True
+    """
+    with _lock:
+        return load_code(name, lambda: _module(name, 1, lambda builder, given: emit(_Context(), builder, *given)))
