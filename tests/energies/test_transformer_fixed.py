@@ -15,7 +15,7 @@ from torch import Tensor
 from contracts.triton_kernels import DEVICE, here_only, needs_triton, outside, run_in_the_interpreter
 from thalweg.data import pad
 from thalweg.energies import Transformer, TransformerConfig
-from thalweg.energies.transformer_fixed import FixedTransformer, plan
+from thalweg.energies.transformer_fixed import FixedTransformer, _addresses, plan
 from thalweg.kernels import dispatch
 
 SOURCES = [[4, 5, 6], [7, 8], [5]]
@@ -95,34 +95,28 @@ def test_step_by_step(norm: str, positions: str, activation: str) -> None:
     check_steps(build(norm=norm, positions=positions, activation=activation, max_positions=8))
 
 
-SOME = [
-    {"norm": "pre", "positions": "rotary", "activation": "swiglu"},
-    {"norm": "post", "positions": "learned", "activation": "relu", "max_positions": 8, "decoder_layers": 2},
-    {"norm": "post", "positions": "sinusoidal", "activation": "gelu", "embedding_norm": True},
-]
-
-
+# With the number of parts of long sums.
 HALVED = [
-    *SOME,
-    {"norm": "pre", "positions": "sinusoidal", "activation": "silu", "embedding_norm": True},
-    {"norm": "pre", "positions": "learned", "activation": "relu", "max_positions": 5, "tied": True},
-    {"norm": "rms", "decoder_norm": "layer"},
-    {"heads": 1, "feedforward": 32, "encoder_layers": 2},
-    {"norm": "pre", "feedforward": 512, "encoder_layers": 2, "decoder_layers": 2},
-    {"norm": "post", "feedforward": 512, "encoder_layers": 2, "decoder_layers": 2},
+    ({"norm": "pre", "positions": "rotary", "activation": "swiglu"}, 1),
+    ({"norm": "post", "positions": "learned", "max_positions": 8, "encoder_layers": 2, "decoder_layers": 2}, 2),
+    ({"norm": "post", "activation": "gelu", "embedding_norm": True, "width": 32, "heads": 2, "feedforward": 48}, 1),
+    ({"norm": "pre", "activation": "silu", "embedding_norm": True, "decoder_layers": 2, "encoder_layers": 2}, 2),
+    ({"norm": "rms", "decoder_norm": "layer", "positions": "learned", "max_positions": 5, "tied": True}, 1),
 ]
 
 
 @here_only
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("settings", HALVED)
-def test_matrices_in_two_halves(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("settings", "parts"), HALVED)
+def test_matrices_in_two_halves(settings: dict[str, Any], parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from thalweg.kernels.gpu import decoding
 
     monkeypatch.setattr(decoding, "suits", lambda rows: True)
-    model = build(**({"width": 32, "feedforward": 48} | settings))
+    monkeypatch.setattr(decoding, "parts_of", lambda rows, inner: parts)
+    model = build(**({"width": 16, "heads": 1, "feedforward": 32} | settings))
     halved = FixedTransformer(model, 4, 2, 4, 3).halved
     assert halved is not None
+    assert len(halved.rooms.x) == parts
     rotary, other = settings.get("positions") == "rotary", settings.get("norm") == "rms"
     assert (halved.encoder_rooms is None) == (rotary or other)
     check_steps(model)
@@ -248,3 +242,26 @@ def test_shapes_differ_by_sources_weights_and_types() -> None:
 
 def test_no_plan_without_kernels() -> None:
     assert plan(build(device="cpu"), source("cpu")) is None
+
+
+def test_addresses_follow_the_model() -> None:
+    model = build(device="cpu")
+
+    def walked() -> list[int]:
+        return sorted(x.data_ptr() for x in (*model.parameters(), *model.buffers()))
+
+    def known() -> list[int]:
+        return sorted({address for address in _addresses(model) if address})
+
+    assert known() == sorted(set(walked()))
+    first = _addresses(model)
+    assert _addresses(model) == first
+    model.output = torch.nn.Linear(8, 7)
+    assert _addresses(model) != first
+    assert known() == sorted(set(walked()))
+    model.decoder.each[0].feedforward.up.weight = torch.nn.Parameter(torch.zeros(12, 8))
+    assert known() == sorted(set(walked()))
+    model.decoder.layers.append(torch.nn.Linear(3, 3))
+    assert known() == sorted(set(walked()))
+    model.output.register_buffer("more", torch.zeros(3))
+    assert known() == sorted(set(walked()))

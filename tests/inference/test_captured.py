@@ -220,6 +220,14 @@ def test_what_is_not_a_number_is_named(wrong: float, most: int, monkeypatch: pyt
     check(model, inputs[:3], width=2, k=2, max_length=3)  # and nothing of it is left
 
 
+@here_only
+@pytest.mark.usefixtures("kernels")
+def test_where_there_is_no_answer_at_all() -> None:
+    model = markov(eos=4)
+    model.logits[:, :, :4] = -torch.inf  # eos alone may come, and must not yet
+    check(model, torch.tensor([0, 2, 1], device=DEVICE), width=2, k=2, max_length=3, min_length=3)
+
+
 def test_models_without_a_fixed_form() -> None:
     request = Request(2, 1, 3, 0, 0.0)
 

@@ -164,9 +164,8 @@ class _Captured:
         self.summary.copy_(torch.stack((longest, wrong)), non_blocking=True)
 
     def _not_numbers(self) -> Tensor:
-        """(A,) the items, of those there are, whose best is NaN or +inf."""
-        good = (self.beam.live[:, 0] < math.inf) & (self.beam.rank[:, 0] < math.inf)
-        return ~good & (self.numbers < self.count)
+        """(A,) the items whose best is NaN or +inf; none of those that are not there."""
+        return ~((self.beam.live[:, 0] < math.inf) & (self.beam.rank[:, 0] < math.inf))
 
     def _answers(self, number: int, count: int) -> Hypotheses:
         longest, wrong = self.summary.tolist()
