@@ -52,7 +52,7 @@ def compile_instead(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> set[str]:
     from triton.runtime.jit import JITFunction
 
     names = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16"}
-    names |= {torch.float16: "*fp16", torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8"}
+    names |= {torch.float16: "*fp16", torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8", torch.bool: "*i1"}
     done: set[str] = set()
 
     def kind(value: object) -> str:

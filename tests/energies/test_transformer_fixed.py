@@ -67,6 +67,7 @@ def check_steps(model: Transformer) -> None:
     with torch.no_grad():
         fixed.load(source())
         fixed.encode()
+        fixed.lineage[:, 0] = torch.arange(8)
         state = model.select(model.begin(source()), torch.arange(3, device=DEVICE).repeat_interleave(2))
         for t, tokens in enumerate(fed):
             found = fixed.step(tokens, torch.tensor([t], device=DEVICE)).log_softmax(dim=1)[:6]
@@ -149,7 +150,8 @@ def test_other_norms_in_the_encoder(settings: dict[str, str]) -> None:
 # What follows launches nothing.
 
 
-@pytest.mark.usefixtures("no_kernels")
+@here_only
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
 def test_long_sources(positions: str) -> None:
     """Longer than any table that is there from the start, and filling the learned one without a multiple of four."""
@@ -178,7 +180,8 @@ def test_tables_of_a_recorded_encoder_stay() -> None:
         assert all(any(one is other for other in fixed.tables) for one in wanted)
 
 
-@pytest.mark.usefixtures("no_kernels")
+@here_only
+@pytest.mark.usefixtures("kernels")
 def test_nothing_is_left_of_other_sources() -> None:
     model = build()
     fixed = FixedTransformer(model, 4, 1, 4, 2)

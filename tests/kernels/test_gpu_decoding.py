@@ -46,7 +46,9 @@ def test_in_the_interpreter() -> None:
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The names of the kernels that launches have compiled."""
-    return compile_instead(monkeypatch)
+    from thalweg.kernels.gpu import decode_beam, decode_linear
+
+    return compile_instead(monkeypatch, decode_beam, decode_linear)
 
 
 @pytest.mark.slow
@@ -66,8 +68,13 @@ def test_layers_compile_for_hopper(rows: int, dtype: torch.dtype, compiled: set[
     decoding.embed(room(rows, kind=torch.long), room(7, D), 1.0, None, position, x)
     decoding.project(x, room(3 * D, D), room(3 * D), queries, cache, position, norm)
     decoding.rotate(queries, cache, room(3, 2, D // 4, kind=torch.float32), position, 2)
-    decoding.attend_past(queries, cache, room(rows, 3, kind=torch.int32), position, 2, x)
+    for group in (1, rows):
+        decoding.attend_past(queries, cache, room(rows, 3, kind=torch.int32), position, 2, x, group=group)
     decoding.attend_source(queries, room(rows, 5, 2, D), room(rows, kind=torch.long), 2, x)
+    decoding.attend_source(queries, room(1, 70, 2, D), room(1, kind=torch.long), 2, x)  # long, with many rows
+    decoding.place(
+        room(2, 3, kind=torch.long), room(2, 3, kind=torch.bool), position.view(1, 1), position.view(1, 1) > 0, 0
+    )
     decoding.linear(x, room(D, D), room(D), queries, residual=x, residual_norm=norm)
     for activation in decode_linear.ACTIVATIONS:
         gate = (room(F, D), room(F)) if activation == "swiglu" else None
@@ -75,7 +82,7 @@ def test_layers_compile_for_hopper(rows: int, dtype: torch.dtype, compiled: set[
     decoding.linear(room(rows, F), room(D, F), room(D), queries, residual=x)
     decoding.linear(x, room(7, D), room(7), room(rows, 7, kind=torch.float32), norm=norm)
     product = "_few" if rows <= 8 else "_linear"
-    assert compiled >= {"_embed", "_past", "_rotate", "_places", product}
+    assert compiled >= {"_embed", "_past", "_place", "_places" if rows >= 4 else "_rows", "_rotate", "_rows", product}
 
 
 @pytest.mark.slow
@@ -95,8 +102,9 @@ def test_search_compiles_for_hopper(
     for lineage in (None, torch.zeros(rows, max_length, dtype=torch.int32)):
         options = {"eos": eos, "max_length": max_length, "min_length": 1, "penalty": 1.0}
         decoding.advance(beam, torch.zeros(rows, V), lineage, **options)  # type: ignore[arg-type]
-    decoding.trace(beam, V)
-    assert compiled == {"_advance", "_trace"}
+        decoding.start(beam, torch.ones(1, dtype=torch.int32), 0, lineage)
+    decoding.trace(beam, V, torch.ones(1, dtype=torch.int32), torch.zeros(2, dtype=torch.long))
+    assert compiled == {"_advance", "_start", "_trace"}
 
 
 # Layers, against float64.
@@ -240,6 +248,21 @@ def test_embed() -> None:
     assert_close(gpu.embed(tokens, table, 1.0, None, place, out), table[tokens].double())
 
 
+@here_only
+@pytest.mark.parametrize(("B", "S"), [(2, 3), (1, 1), (3, 5)])
+def test_sources_are_put_into_larger_buffers(B: int, S: int) -> None:
+    to = torch.full((3, 5), 7, device=DEVICE)
+    real = torch.ones(3, 5, dtype=torch.bool, device=DEVICE)
+    tokens = torch.randint(1, 9, (S, B), generator=torch.Generator().manual_seed(B)).to(DEVICE).T  # columns apart
+    mask = torch.arange(S, device=DEVICE) <= torch.arange(B, device=DEVICE).unsqueeze(1)
+    gpu.place(tokens, mask, to, real, 0)
+    wanted, wanted_real = torch.zeros_like(to), torch.zeros_like(real)
+    wanted[:B, :S], wanted_real[:B, :S] = tokens, mask
+    wanted_real[B:, 0] = True
+    assert torch.equal(to, wanted)
+    assert torch.equal(real, wanted_real)
+
+
 def attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
     """By the definition: query (D,), keys and values (n, D)."""
     parts = []
@@ -249,9 +272,11 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor
 
 
 @here_only
-@pytest.mark.parametrize("position", [0, 3, 15, 20])
-def test_attention_to_the_past(position: int) -> None:
-    R, T, D, heads = 4, 24, 6, 2
+@pytest.mark.parametrize(
+    ("position", "R", "group"), [(0, 4, 1), (3, 4, 2), (15, 4, 1), (20, 4, 1), (20, 10, 5), (3, 9, 9)]
+)
+def test_attention_to_the_past(position: int, R: int, group: int) -> None:
+    T, D, heads = 24, 6, 2
     queries, cache = normal(R, D), normal(T, R, 2, D, seed=1)
     lineage = torch.randint(0, R, (R, T), generator=torch.Generator().manual_seed(position)).int().to(DEVICE)
     lineage[1] = lineage[0]  # two rows with one past
@@ -260,7 +285,7 @@ def test_attention_to_the_past(position: int) -> None:
     for s in range(position + 1):
         cache[s, [r for r in range(R) if r not in lineage[:, s].tolist()]] = NAN
     out = torch.zeros(R, D, device=DEVICE)
-    gpu.attend_past(queries, cache, lineage, torch.tensor([position], device=DEVICE), heads, out)
+    gpu.attend_past(queries, cache, lineage, torch.tensor([position], device=DEVICE), heads, out, group=group)
     steps = torch.arange(position + 1)
     for r in range(R):
         past = cache[steps, lineage[r, : position + 1].long()]
@@ -268,9 +293,10 @@ def test_attention_to_the_past(position: int) -> None:
 
 
 @here_only
-def test_attention_to_sources() -> None:
-    A, W, S, D, heads = 4, 2, 20, 6, 2
-    lengths = torch.tensor([1, 5, 20, 0], device=DEVICE)
+@pytest.mark.parametrize(("W", "S"), [(2, 20), (5, 20), (4, 66), (40, 7)])
+def test_attention_to_sources(W: int, S: int) -> None:
+    A, D, heads = 4, 6, 2
+    lengths = torch.tensor([1, 5, S, 0], device=DEVICE)
     queries, memory = 3 * normal(A * W, D), normal(A, S, 2, D, seed=1)
     memory[torch.arange(S, device=DEVICE) >= lengths[:, None]] = NAN
     out = gpu.attend_source(queries, memory, lengths, heads, torch.ones(A * W, D, device=DEVICE))
@@ -317,11 +343,15 @@ class Run:
         self.options = {"eos": eos, "max_length": max_length, "min_length": min_length, "penalty": penalty}
         rows = range(len(tables) * width)
         self.prefixes, self.pasts = [() for _ in rows], [[row] for row in rows]
-        self.lineage[:, 0] = torch.arange(len(rows))
-        gpu.start(self.beam, torch.tensor([len(tables)], dtype=torch.int32, device=DEVICE), 0)
-        while int(self.beam.remaining):
+        count = torch.tensor([len(tables)], dtype=torch.int32, device=DEVICE)
+        self.seen, self.summary = torch.ones_like(count), torch.zeros(2, dtype=torch.long, device=DEVICE)
+        gpu.start(self.beam, count, 0, self.lineage)
+        while int(self.seen):
             self.step()
-        self.tokens, self.lengths, self.scores, self.finished = (x.cpu() for x in gpu.trace(self.beam, vocab))
+        found = gpu.trace(self.beam, vocab, count, self.summary)
+        self.tokens, self.lengths, self.scores, self.finished, self.optimal = (x.cpu() for x in found)
+        assert self.summary.tolist() == [int(self.lengths.max()), 0]
+        assert not torch.cat((self.beam.arrived, self.beam.notes)).any()  # ready for the next launch
 
     def logits(self) -> Tensor:
         rows = torch.full((len(self.prefixes), self.vocab), -INF)
@@ -333,8 +363,8 @@ class Run:
     def step(self) -> None:
         beam, going = self.beam, (self.beam.done == 0).tolist()
         step = int(beam.position) + 1
-        gpu.advance(beam, self.logits(), self.lineage, **self.options)
-        beam.position.add_(1)
+        gpu.advance(beam, self.logits(), self.lineage, **self.options, seen=self.seen)
+        assert (int(beam.position), int(self.seen)) == (step, int(beam.remaining))
         parents = list(range(len(self.prefixes))) if self.broken else beam.parents.tolist()
         follow = [going[row // self.width] for row in range(len(parents))]
         fed = zip(parents, beam.tokens.tolist(), strict=True)
@@ -349,7 +379,7 @@ class Run:
     def answers(self, item: int) -> list[tuple[tuple[int, ...], float, bool]]:
         found = []
         for slot, length in enumerate(self.lengths[item].tolist()):
-            column = self.tokens[:, item, slot].tolist()
+            column = self.tokens[item, slot].tolist()
             assert column[length:] == [-1] * (len(column) - length)
             if length:
                 found.append((tuple(column[:length]), float(self.scores[item, slot]), bool(self.finished[item, slot])))
@@ -361,6 +391,7 @@ class Run:
     def proved(self, item: int) -> bool:
         beam = self.beam
         best = bool(self.finished[item, 0]) and bool(beam.rank[item, 0] >= beam.dropped[item])
+        assert best == bool(self.optimal[item])
         return best and self.options["penalty"] == 0
 
 
@@ -503,7 +534,6 @@ def test_items_that_are_done_stay_as_they_are() -> None:
         return [x[[0, 2]].clone() for x in columns] + [beam.history[:, [0, 2]].clone()]
 
     gpu.advance(beam, logits, lineage, **options)  # type: ignore[arg-type]
-    beam.position.add_(1)
     assert (beam.done.tolist(), beam.remaining.tolist()) == ([1, 0, 1], [1])
     before = of_done()
     logits[[0, 1, 4, 5]] = NAN
@@ -526,6 +556,9 @@ def test_what_is_not_a_number_stops_its_item_and_stays_to_be_found(eos: int | No
     assert beam.done.tolist() == [1, 1]
     assert beam.live[0, 0].isnan()
     assert not beam.live[1, 0].isnan()
+    summary = torch.zeros(2, dtype=torch.long, device=DEVICE)
+    gpu.trace(beam, 3, torch.tensor([2], dtype=torch.int32, device=DEVICE), summary)
+    assert summary.tolist() == [1, 1]
 
 
 @here_only

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -97,16 +98,11 @@ class FixedTransformer:
 
     def load(self, source: Padded) -> None:
         """Put sources where :meth:`encode` reads them; what is left of the buffers is a source of one symbol."""
-        tokens, _, mask = source
-        B, S = tokens.shape
-        self.sources.tokens.fill_(self.model.pad)
-        self.sources.tokens[:B, :S].copy_(tokens, non_blocking=True)
-        self.sources.mask.zero_()
-        self.sources.mask[:, 0] = True
-        self.sources.mask[:B, :S].copy_(mask, non_blocking=True)
+        tokens, mask = (part.to(self.lengths.device, non_blocking=True) for part in (source.tokens, source.mask))
+        self.kernels.place(tokens, mask, self.sources.tokens, self.sources.mask, self.model.pad)
 
     def encode(self) -> None:
-        """Keys and values of the sources, and a fresh start."""
+        """Keys and values of the sources; the lineage is for whoever searches to begin."""
         model, halved = self.model, self.halved
         self.lengths.copy_(self.sources.mask.sum(dim=1))
         bias = model.never + model.unread
@@ -118,8 +114,6 @@ class FixedTransformer:
         else:
             for memory, found in zip(self.memories, model.encode(self.sources).memories, strict=True):
                 memory.copy_(found)
-        rows = torch.arange(len(self.lineage), device=self.lineage.device, dtype=torch.int32)
-        self.lineage[:, 0] = rows
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Feed ``tokens (R,)`` at ``position (1,)``: logits ``(R, V)``, not normalised, in a buffer of this object."""
@@ -165,7 +159,8 @@ class FixedTransformer:
         ops, pre = self.kernels, layer.first
         norm = _norm(ops, layer.attention_norm)
         self._project(layer, cache, position, x, norm if pre else pending)
-        ops.attend_past(self.queries, cache, self.lineage, position, layer.attention.heads, self.reading)
+        heads, group = layer.attention.heads, len(self.queries) // len(memory)
+        ops.attend_past(self.queries, cache, self.lineage, position, heads, self.reading, group=group)
         self._add(layer.attention.out, self.reading, x, other, pending)
         pending = None if pre else norm
 
@@ -202,26 +197,34 @@ def _norm(ops: Any, norm: nn.Module) -> Any:
 
 
 class _Outline(NamedTuple):
-    """Where a model's tensors are named: to look there takes a tenth of the time that a walk through it takes."""
+    """Where a model's tensors are named, to see in a few microseconds that it is made of the same ones."""
 
-    tensors: list[tuple[dict[str, Any], str]]
-    children: list[tuple[dict[str, Any], str, Any]]
-    sizes: list[tuple[dict[str, Any], int]]
+    parts: list[dict[str, Any]]  # parameters, buffers and children of all modules
+    sizes: list[int]
+    holders: list[dict[str, Any]]  # of each tensor and child: the part it is in,
+    names: list[str]
+    things: list[Any]  # and what it was
+    tensors: list[Tensor]
 
     @classmethod
     def of(cls, model: nn.Module) -> _Outline:
-        found = cls([], [], [])
+        found = cls([], [], [], [], [], [])
         for module in model.modules():
-            parts: list[dict[str, Any]] = [module._parameters, module._buffers]
-            found.tensors.extend((part, name) for part in parts for name in part)
-            found.children.extend((module._modules, name, child) for name, child in module._modules.items())
-            found.sizes.extend((part, len(part)) for part in (*parts, module._modules))
+            for part in (module._parameters, module._buffers, module._modules):
+                found.parts.append(part)  # type: ignore[arg-type]
+                found.sizes.append(len(part))
+                for name, thing in part.items():
+                    found.holders.append(part)  # type: ignore[arg-type]
+                    found.names.append(name)
+                    found.things.append(thing)
+        found.tensors.extend(thing for thing in found.things if isinstance(thing, Tensor))
         return found
 
     def holds(self) -> bool:
-        """Whether the model is still made of the same modules."""
-        same = all(part.get(name) is child for part, name, child in self.children)
-        return same and all(len(part) == size for part, size in self.sizes)
+        """Whether the model is still made of the same modules and tensors; no loop in Python, for it is long."""
+        if list(map(len, self.parts)) != self.sizes:
+            return False
+        return all(map(is_, map(dict.get, self.holders, self.names), self.things))
 
 
 _outlines: weakref.WeakKeyDictionary[nn.Module, _Outline] = weakref.WeakKeyDictionary()
@@ -232,8 +235,7 @@ def _addresses(model: nn.Module) -> tuple[int, ...]:
     outline = _outlines.get(model)
     if outline is None or not outline.holds():
         outline = _outlines[model] = _Outline.of(model)
-    found = (part[name] for part, name in outline.tensors)
-    return tuple(0 if tensor is None else tensor.data_ptr() for tensor in found)
+    return tuple(map(Tensor.data_ptr, outline.tensors))
 
 
 def plan(model: Transformer, source: Padded) -> FixedPlan | None:

@@ -145,7 +145,8 @@ class HalvedTransformer:
         ops.multiply(rooms.read, self._matrix(own.project), self.queries, cache=cache, position=position)
         if angles is not None:
             ops.rotate(self.queries, cache, angles, position, own.heads)
-        ops.attend_past(self.queries, cache, lineage, position, own.heads, rooms.reading)
+        group = len(self.queries) // len(memory)
+        ops.attend_past(self.queries, cache, lineage, position, own.heads, rooms.reading, group=group)
         self._add(layer, own.out, rooms, layer.attention_norm, layer.cross_norm, x, other)
         ops.multiply(rooms.read, self._matrix(cross.query), self.queries)
         ops.attend_source(self.queries, memory, lengths, cross.heads, rooms.reading)

@@ -75,9 +75,7 @@ class _Captured:
         self.eos, self.bos = model.eos, model.bos
         self.beam = self.kernels.Beam.empty(items, request.width, request.k, request.max_length, device)
         self.count = torch.zeros(1, dtype=torch.int32, device=device)
-        self.numbers = torch.arange(items, device=device)
-        self.graphs: tuple[Any, Any, Any] | None = None
-        self.found: tuple[Tensor, ...] = ()
+        self.graphs: tuple[Any, Any] | None = None
         on_gpu = device.type == "cuda"
         self.summary = torch.zeros(2, dtype=torch.long, pin_memory=on_gpu)  # the longest answer, and if any is none
         self.seen: Tensor | None = None
@@ -94,19 +92,19 @@ class _Captured:
             self.begin()
             self.step()
             self.beam.done.fill_(1)  # answers of one symbol
-            self.end()
+            self._trace()
         torch.cuda.current_stream().wait_stream(stream)
         graphs = []
-        for work in (self.begin, self.step, self.end):
+        for work in (self.begin, self.step):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 work()
             graphs.append(graph)
-        self.graphs = graphs[0], graphs[1], graphs[2]
+        self.graphs = graphs[0], graphs[1]
 
     def begin(self) -> None:
         self.decoder.encode()
-        self.kernels.start(self.beam, self.count, self.bos)
+        self.kernels.start(self.beam, self.count, self.bos, self.decoder.lineage)
 
     def step(self) -> None:
         beam, request = self.beam, self.request
@@ -117,10 +115,8 @@ class _Captured:
             max_length=request.max_length,
             min_length=request.min_length,
             penalty=request.penalty,
+            seen=self.seen,
         )
-        beam.position.add_(1)
-        if self.seen is not None:
-            self.seen.copy_(beam.remaining, non_blocking=True)
 
     def run(self, inputs: Any, first: int, count: int) -> Hypotheses:
         """Answers for ``count`` inputs, the batch's from number ``first`` on."""
@@ -132,12 +128,12 @@ class _Captured:
                 self.step()
                 if not int(self.beam.remaining):
                     break
-            self.end()
+            found = self._trace()
         else:
-            self._replay(*self.graphs)
-        return self._answers(first, count)
+            found = self._replay(*self.graphs)
+        return self._answers(found, first, count)
 
-    def _replay(self, begin: Any, step: Any, end: Any) -> None:
+    def _replay(self, begin: Any, step: Any) -> Any:
         assert self.seen is not None
         self.seen.fill_(1)
         begin.replay()
@@ -149,34 +145,30 @@ class _Captured:
                 events[(n - LEAD) % (LEAD + 1)].synchronize()
                 if not int(self.seen):
                     break
-        end.replay()
+        found = self._trace()  # the host makes room for the answers while the GPU still looks for them
         events[0].record(stream)
         events[0].synchronize()
+        return found
 
-    def end(self) -> None:
-        """Everything about the answers, and what the host must know of them."""
-        beam = self.beam
-        tokens, lengths, scores, finished = self.kernels.trace(beam, self.vocab_size)
-        wrong = self._not_numbers().any().long()
-        longest = lengths.masked_fill((self.numbers >= self.count).unsqueeze(1), 0).max()
-        optimal = (beam.rank[:, 0] >= beam.dropped) & finished[:, 0]
-        self.found = tokens, lengths, scores, finished, optimal if self.request.penalty == 0 else optimal & False
-        self.summary.copy_(torch.stack((longest, wrong)), non_blocking=True)
+    def _trace(self) -> Any:
+        """The answers in tensors of their own; what the host must know of them goes to the summary."""
+        found = self.kernels.trace(self.beam, self.vocab_size, self.count, self.summary)
+        if self.request.penalty != 0:
+            found.optimal.zero_()
+        return found
 
     def _not_numbers(self) -> Tensor:
         """(A,) the items whose best is NaN or +inf; none of those that are not there."""
         return ~((self.beam.live[:, 0] < math.inf) & (self.beam.rank[:, 0] < math.inf))
 
-    def _answers(self, number: int, count: int) -> Hypotheses:
+    def _answers(self, found: Any, number: int, count: int) -> Hypotheses:
         longest, wrong = self.summary.tolist()
         if wrong:
             bad = self._not_numbers()[:count]
             items = torch.arange(number, number + count, device=bad.device)
             raise_not_a_number(bad, items, int(self.beam.done[:count][bad][0]))
-        tokens, *others = self.found
-        answers = tokens[:longest, :count].permute(1, 2, 0).contiguous()
-        lengths, scores, finished, optimal = (part[:count].clone() for part in others)
-        return Hypotheses(answers, lengths, scores, finished, optimal)
+        tokens = found.tokens[:count, :, :longest].contiguous()
+        return Hypotheses(tokens, *(part[:count] for part in found[1:]))
 
 
 class FixedPlan(NamedTuple):

@@ -29,6 +29,8 @@ class Beam(NamedTuple):
     done: Tensor  # (A,) int32: the number of the step after which nothing can change; 0 before
     position: Tensor  # (1,) int64: steps taken
     remaining: Tensor  # (1,) int32: items that are not done
+    arrived: Tensor  # (1,) int32: programs of a launch that have come to their end; 0 between launches
+    notes: Tensor  # (2,) int32: what programs tell the last of them; 0 between launches
 
     @classmethod
     def empty(cls, items: int, width: int, k: int, capacity: int, device: torch.device) -> Beam:
@@ -42,7 +44,7 @@ class Beam(NamedTuple):
             *(room(items * width), room(items * width), room(items, width, dtype=single)),
             *(room(items, k, dtype=single), room(items, k, dtype=single), room(items, k)),
             *(room(capacity, items, width), room(items, dtype=single), room(items, dtype=torch.int32), room(1)),
-            room(1, dtype=torch.int32),
+            *(room(count, dtype=torch.int32) for count in (1, 1, 2)),
         )
 
 

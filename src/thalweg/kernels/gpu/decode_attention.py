@@ -15,7 +15,9 @@ from thalweg.kernels.gpu.launching import overlapped
 __all__ = ["attend_past", "attend_places", "attend_source", "rotate"]
 
 _BLOCK = 16  # places at a time
-_ROWS = 4  # of an item from which matrix units pay, though they take 16
+_ROWS = 4  # of an item from which it pays to look at them together
+_SHORT = 64  # places up to which their rows read them one by one all the same
+_SEVERAL = 128  # rows from which a program has more than one
 
 
 @triton.jit
@@ -52,71 +54,86 @@ def _past(
     scale,
     ROWS: tl.constexpr,
     SP: tl.constexpr,
+    RP: tl.constexpr,
     DP: tl.constexpr,
     GP: tl.constexpr,
     WAIT: tl.constexpr,
 ):
-    row, head = tl.program_id(0), tl.program_id(1)
+    """Some rows, one head: what several of them come from is fetched from afar once."""
+    head = tl.program_id(1)
+    row = tl.program_id(0) * RP + tl.arange(0, RP)
+    ours = row < ROWS
     column = tl.arange(0, DP)
     known = column < size
     s = tl.arange(0, SP)
-    ancestor = tl.load(lineage + row * capacity + s, mask=s < capacity, other=0)  # whatever the position is
+    there = ours[:, None] & (s < capacity)[None, :]  # whatever the position is
+    ancestor = tl.load(lineage + row[:, None] * capacity + s[None, :], mask=there, other=0)
     count = tl.load(position).to(tl.int32)
-    slab = cache + head * size + column[None, :]
+    slab = cache + head * size + column[None, None, :]
     # What earlier steps left was there before the kernel before this one began: it is not waited for.
-    there = slab + ((s.to(tl.int64) * ROWS + ancestor) * 2 * width)[:, None]
-    mask = (s < count)[:, None] & known[None, :]
-    keys = tl.load(there, mask=mask, other=0.0).to(tl.float32)
-    values = tl.load(there + width, mask=mask, other=0.0).to(tl.float32)
+    at = slab + ((s.to(tl.int64)[None, :] * ROWS + ancestor) * 2 * width)[:, :, None]
+    mask = (ours[:, None] & (s < count)[None, :])[:, :, None] & known[None, None, :]
+    keys = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    values = tl.load(at + width, mask=mask, other=0.0).to(tl.float32)
     pending(WAIT)
-    query = tl.load(queries + row * width + head * size + column, mask=known, other=0.0).to(tl.float32) * scale
-    own = cache + (count.to(tl.int64) * ROWS + row) * 2 * width + head * size + column
-    most = tl.sum(tl.load(own, mask=known, other=0.0).to(tl.float32) * query, axis=0)
-    total = 1.0
-    reading = tl.load(own + width, mask=known, other=0.0).to(tl.float32)
+    own = ours[:, None] & known[None, :]
+    long = row.to(tl.int64)[:, None]
+    query = tl.load(queries + long * width + head * size + column[None, :], mask=own, other=0.0).to(tl.float32) * scale
+    last = cache + (count.to(tl.int64) * ROWS + long) * 2 * width + head * size + column[None, :]
+    most = tl.sum(tl.load(last, mask=own, other=0.0).to(tl.float32) * query, axis=1)
+    total = tl.full((RP,), 1.0, tl.float32)
+    reading = tl.load(last + width, mask=own, other=0.0).to(tl.float32)
     for _ in range(0, count, SP):
-        inside = s < count
-        scores = tl.where(inside, tl.sum(keys * query[None, :], axis=1), -float("inf"))
-        higher = tl.maximum(most, tl.max(scores, axis=0))
-        weights = tl.exp(scores - higher)
+        scores = tl.where((s < count)[None, :], tl.sum(keys * query[:, None, :], axis=2), -float("inf"))
+        higher = tl.maximum(most, tl.max(scores, axis=1))
+        weights = tl.exp(scores - higher[:, None])
         decay = tl.exp(most - higher)
-        reading = reading * decay + tl.sum(values * weights[:, None], axis=0)
-        total = total * decay + tl.sum(weights, axis=0)
+        reading = reading * decay[:, None] + tl.sum(values * weights[:, :, None], axis=1)
+        total = total * decay + tl.sum(weights, axis=1)
         most = higher
         s += SP
-        ancestor = tl.load(lineage + row * capacity + s, mask=s < count, other=0)
-        there = slab + ((s.to(tl.int64) * ROWS + ancestor) * 2 * width)[:, None]
-        mask = (s < count)[:, None] & known[None, :]
-        keys = tl.load(there, mask=mask, other=0.0).to(tl.float32)
-        values = tl.load(there + width, mask=mask, other=0.0).to(tl.float32)
-    reading = reading / total
-    only = row + tl.arange(0, 1)
-    _write(out, out_low, out_scales, only, reading[None, :], known[None, :], head, width, size, GP, DP)
+        there = ours[:, None] & (s < count)[None, :]
+        ancestor = tl.load(lineage + row[:, None] * capacity + s[None, :], mask=there, other=0)
+        at = slab + ((s.to(tl.int64)[None, :] * ROWS + ancestor) * 2 * width)[:, :, None]
+        mask = there[:, :, None] & known[None, None, :]
+        keys = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        values = tl.load(at + width, mask=mask, other=0.0).to(tl.float32)
+    _write(out, out_low, out_scales, row, reading / total[:, None], own, head, width, size, GP, DP)
 
 
 def attend_past(
-    queries: Tensor, cache: Tensor, lineage: Tensor, position: Tensor, heads: int, out: Tensor | Halves
+    queries: Tensor,
+    cache: Tensor,
+    lineage: Tensor,
+    position: Tensor,
+    heads: int,
+    out: Tensor | Halves,
+    *,
+    group: int = 1,
 ) -> Tensor | Halves:
     """Softmax over s <= position of q k / sqrt(D / heads) with (k, v) = cache[s, lineage[r, s]], weighting v; (R, D).
 
     ``queries`` (R, D); ``cache`` (T, R, 2, D); ``lineage`` (R, T) of the steps before, of which the kernel before this
-    one must have written nothing, as of the cache; ``position`` a tensor with one number.
+    one must have written nothing, as of the cache; ``position`` a tensor with one number. ``group`` rows in a row are
+    likely to share what they come from.
 
     >>> attend_past.__name__
     'attend_past'
     """
     rows, width = queries.shape
     size = width // heads
+    together = 8 if group >= _ROWS else 1
     launched = overlapped(queries)
     kernel: Any = _past
-    kernel[rows, heads](
+    kernel[-(-rows // together), heads](
         *(queries, cache, lineage, position, *_parts(out), lineage.shape[1], width, size, size**-0.5),
         ROWS=cache.shape[1],
-        SP=_BLOCK,
+        SP=4 if together > 1 else _BLOCK,
+        RP=together,
         DP=triton.next_power_of_2(size),
         GP=_columns(out),
         WAIT=bool(launched),
-        num_warps=1,
+        num_warps=4 if together > 1 else 1,
         **launched,
     )
     return out
@@ -152,7 +169,7 @@ def _places(
     EARLY: tl.constexpr,
     WAIT: tl.constexpr,
 ):
-    """Some rows of an item, one head: they read the same places, by matrix units where they are many."""
+    """Some rows of an item, one head: they read the same places, by matrix units where heads are wide enough."""
     if EARLY == 0:
         pending(WAIT)
     item, head = tl.program_id(0), tl.program_id(1)
@@ -202,6 +219,70 @@ def _places(
     _write(out, out_low, out_scales, row, reading, own, head, width, size, GP, DP)
 
 
+@triton.jit
+def _rows(
+    queries,
+    memory,
+    lengths,
+    out,
+    out_low,
+    out_scales,
+    rows,
+    group,
+    places,
+    width,
+    size,
+    query_step,
+    memory_step,
+    scale,
+    SP: tl.constexpr,
+    RP: tl.constexpr,
+    DP: tl.constexpr,
+    GP: tl.constexpr,
+    EARLY: tl.constexpr,
+    WAIT: tl.constexpr,
+):
+    """Some rows, one head: each reads for itself what the nearest cache holds for all rows of its item."""
+    if EARLY == 0:
+        pending(WAIT)
+    head = tl.program_id(1)
+    row = tl.program_id(0) * RP + tl.arange(0, RP)
+    ours, item = row < rows, row // group
+    column = tl.arange(0, DP)
+    known = column < size
+    s = tl.arange(0, SP)
+    count = tl.load(lengths + item, mask=ours, other=0).to(tl.int32)
+    base = memory + (item.to(tl.int64) * places * memory_step)[:, None, None] + head * size + column[None, None, :]
+    there = base + (s.to(tl.int64) * memory_step)[None, :, None]
+    mask = (s[None, :] < count[:, None])[:, :, None] & known[None, None, :]
+    keys = tl.load(there, mask=mask, other=0.0).to(tl.float32)
+    values = tl.load(there + width, mask=mask, other=0.0).to(tl.float32)
+    if EARLY:  # places were written long before the queries
+        pending(WAIT)
+    own = ours[:, None] & known[None, :]
+    at = row.to(tl.int64)[:, None] * query_step + head * size + column[None, :]
+    query = tl.load(queries + at, mask=own, other=0.0).to(tl.float32) * scale
+    most = tl.full((RP,), -float("inf"), tl.float32)
+    total = tl.zeros((RP,), tl.float32)
+    reading = tl.zeros((RP, DP), tl.float32)
+    for _ in range(0, tl.max(count, axis=0), SP):
+        scores = tl.where(s[None, :] < count[:, None], tl.sum(keys * query[:, None, :], axis=2), -float("inf"))
+        higher = tl.maximum(most, tl.max(scores, axis=1))
+        safe = tl.where(higher == -float("inf"), 0.0, higher)  # a row with nothing to read
+        weights = tl.exp(scores - safe[:, None])
+        decay = tl.exp(most - safe)
+        reading = reading * decay[:, None] + tl.sum(values * weights[:, :, None], axis=1)
+        total = total * decay + tl.sum(weights, axis=1)
+        most = higher
+        s += SP
+        there += SP * memory_step
+        mask = (s[None, :] < count[:, None])[:, :, None] & known[None, None, :]
+        keys = tl.load(there, mask=mask, other=0.0).to(tl.float32)
+        values = tl.load(there + width, mask=mask, other=0.0).to(tl.float32)
+    reading = reading / tl.where(count > 0, total, 1.0)[:, None]
+    _write(out, out_low, out_scales, row, reading, own, head, width, size, GP, DP)
+
+
 def attend_source(
     queries: Tensor, memory: Tensor, lengths: Tensor, heads: int, out: Tensor | Halves
 ) -> Tensor | Halves:
@@ -243,21 +324,26 @@ def _attend(
     ``early``: the memory was not written by the kernel before this one.
     """
     group, places, query_step, memory_step = steps
-    width = _parts(out)[0].shape[1]
-    size, block = width // heads, 16 if group >= _ROWS else 1
-    launched = overlapped(queries)
-    kernel: Any = _places
-    kernel[len(lengths), heads, -(-group // block)](
-        *(queries, memory, lengths, *_parts(out), group, places, width, size, query_step, memory_step, size**-0.5),
-        SP=_BLOCK,
-        RP=block,
-        DP=triton.next_power_of_2(size),
-        GP=_columns(out),
-        EARLY=early,
-        WAIT=bool(launched),
-        num_warps=1,
-        **launched,
-    )
+    width, rows = _parts(out)[0].shape[1], len(lengths) * group
+    size, launched = width // heads, overlapped(queries)
+    about = (group, places, width, size, query_step, memory_step, size**-0.5)
+    fixed = {"DP": triton.next_power_of_2(size), "GP": _columns(out), "EARLY": early, "WAIT": bool(launched)}
+    kernel: Any = _places if group >= _ROWS and places > _SHORT else _rows
+    if kernel is _places:
+        grid = (len(lengths), heads, -(-group // 16))
+        kernel[grid](
+            *(queries, memory, lengths, *_parts(out), *about), SP=_BLOCK, RP=16, num_warps=1, **fixed, **launched
+        )
+    else:
+        some = rows > _SEVERAL
+        kernel[-(-rows // (4 if some else 1)), heads](
+            *(queries, memory, lengths, *_parts(out), rows, *about),
+            SP=4 if some else _BLOCK,
+            RP=4 if some else 1,
+            num_warps=2 if some else 1,
+            **fixed,
+            **launched,
+        )
     return out
 
 

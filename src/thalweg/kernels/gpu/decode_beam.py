@@ -5,20 +5,23 @@ It does what :mod:`thalweg.inference.beam` does with tensors, on rows whose numb
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.kernels.fixed_beam import Beam, start
+from thalweg.kernels.fixed_beam import Beam
 from thalweg.kernels.gpu.arithmetic import pending
-from thalweg.kernels.gpu.launching import overlapped
+from thalweg.kernels.gpu.launching import launch, overlapped
 
-__all__ = ["MOST_CANDIDATES", "Beam", "advance", "fits", "start", "trace"]
+__all__ = ["MOST_CANDIDATES", "Beam", "Traced", "advance", "fits", "start", "trace"]
 
 MOST_CANDIDATES = 16384  # continuations of an item that one program can hold
+
+
+_GONE = tl.constexpr(-2147483647 - 1)  # the key of what is not there
 
 
 def fits(width: int, vocab_size: int) -> bool:
@@ -41,7 +44,7 @@ def _ordered(x):
 def _value(key):
     """What :func:`_ordered` was given; -inf for the key of what is gone."""
     value = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    return tl.where(key == -2147483647 - 1, -float("inf"), value)
+    return tl.where(key == _GONE, -float("inf"), value)
 
 
 @triton.jit
@@ -64,6 +67,8 @@ def _advance(
     done,
     position,
     remaining,
+    arrived,
+    seen,
     lineage,
     items,
     V,
@@ -82,8 +87,9 @@ def _advance(
 ):
     pending(WAIT)
     item = tl.program_id(0)
+    now = tl.load(position)
     if tl.load(done + item) == 0:
-        step = tl.load(position).to(tl.int32) + 1
+        step = now.to(tl.int32) + 1
         w = tl.arange(0, WP)
         v = tl.arange(0, VP)
         inside = (w < W)[:, None] & (v < V)[None, :]
@@ -96,7 +102,7 @@ def _advance(
         symbol = tl.broadcast_to(v[None, :], (WP, VP))
         total = tl.where(inside & ~((symbol == eos) & (step < min_length)), total, -float("inf"))
         choice = w[:, None] * V + symbol
-        key = tl.where(inside, _ordered(total), -2147483647 - 1)
+        key = tl.where(inside, _ordered(total), _GONE)
 
         kept = tl.full((WP,), -float("inf"), tl.float32)
         kept_code = tl.zeros((WP,), tl.int32)
@@ -108,7 +114,7 @@ def _advance(
         for i in tl.static_range(2 * W):
             best = tl.max(tl.max(key, axis=1), axis=0)
             chosen = tl.min(tl.min(tl.where(key == best, choice, 2147483647), axis=1), axis=0)
-            key = tl.where(choice == chosen, -2147483647 - 1, key)
+            key = tl.where(choice == chosen, _GONE, key)
             value = _value(best)
             ends = (chosen % V == eos) | ((eos < 0) & (step == max_length))
             if i == 0:  # what is not a number comes first, and must stay to be found even where all end
@@ -122,7 +128,7 @@ def _advance(
             kept = tl.where(goes_on, value, kept)
             kept_code = tl.where(goes_on, chosen, kept_code)
             count = tl.where(ends, count, count + 1)
-        key = tl.where(cut & (symbol != eos), -2147483647 - 1, key)
+        key = tl.where(cut & (symbol != eos), _GONE, key)
         rest = _value(tl.max(tl.max(key, axis=1), axis=0))
         tl.store(dropped + item, tl.where(rest > lost, rest, lost))
 
@@ -183,6 +189,17 @@ def _advance(
         if over | (step == max_length):
             tl.store(done + item, step)
             tl.atomic_add(remaining, -1)
+    # All have read where the search stands when the last one comes by.
+    if tl.atomic_add(arrived, 1) == tl.num_programs(0) - 1:
+        tl.store(arrived, 0)
+        tl.store(position, now + 1)
+        tl.store(seen, tl.load(remaining))
+
+
+def _warps(width: int, V: int) -> int:
+    """As few as can hold the candidates: one warp chooses among its own without waiting for others."""
+    candidates: Any = triton.next_power_of_2(width) * triton.next_power_of_2(V)
+    return max(1, min(8, candidates // 1024))
 
 
 def advance(
@@ -194,10 +211,12 @@ def advance(
     max_length: int,
     min_length: int,
     penalty: float,
+    seen: Tensor | None = None,
 ) -> None:
     """One step of every item that is not done: ``logits`` (A W, V) need not be normalised.
 
     ``lineage`` (A W, T), where given, is reordered with the rows and gets each row's own number for the step to come.
+    ``seen`` (1,) int32 gets the number of items that are not done; it may be memory of the host.
 
     >>> advance.__name__
     'advance'
@@ -208,7 +227,8 @@ def advance(
     kernel: Any = _advance
     kernel[(items,)](
         *(logits, beam.tokens, beam.parents, beam.live, beam.rank, beam.score, beam.code, beam.history),
-        *(beam.dropped, beam.done, beam.position, beam.remaining, beam.tokens if lineage is None else lineage),
+        *(beam.dropped, beam.done, beam.position, beam.remaining, beam.arrived),
+        *(beam.remaining if seen is None else seen, beam.tokens if lineage is None else lineage),
         *(items, V, -1 if eos is None else eos, max_length, min_length, capacity, float(penalty)),
         W=width,
         K=beam.rank.shape[1],
@@ -217,14 +237,103 @@ def advance(
         VP=triton.next_power_of_2(V),
         TP=triton.next_power_of_2(capacity) if capacity else 0,
         WAIT=bool(launched),
-        num_warps=4 if width * V > 256 else 2,
+        num_warps=_warps(width, V),
+        **launched,
+    )
+
+
+@triton.jit
+def _start(
+    tokens,
+    live,
+    rank,
+    score,
+    dropped,
+    done,
+    position,
+    remaining,
+    arrived,
+    lineage,
+    count,
+    bos,
+    capacity,
+    W: tl.constexpr,
+    K: tl.constexpr,
+    WP: tl.constexpr,
+    KP: tl.constexpr,
+    PAST: tl.constexpr,
+    WAIT: tl.constexpr,
+):
+    pending(WAIT)
+    item = tl.program_id(0)
+    known = tl.load(count)
+    w = tl.arange(0, WP)
+    own, there = item * W + w, w < W
+    tl.store(tokens + own, tl.zeros((WP,), tl.int64) + bos, mask=there)
+    tl.store(live + own, tl.where(w == 0, 0.0, -float("inf")), mask=there)
+    j = tl.arange(0, KP)
+    nothing = tl.full((KP,), -float("inf"), tl.float32)
+    tl.store(rank + item * K + j, nothing, mask=j < K)
+    tl.store(score + item * K + j, nothing, mask=j < K)
+    tl.store(dropped + item, -float("inf"))
+    tl.store(done + item, (item >= known).to(tl.int32))
+    if PAST:
+        tl.store(lineage + own * capacity, own, mask=there)
+    if item == 0:
+        tl.store(position, 0)
+        tl.store(remaining, known)
+        tl.store(arrived, 0)
+
+
+def start(beam: Beam, count: Tensor, bos: int, lineage: Tensor | None = None) -> None:
+    """Begin anew with the first ``count`` (1,) int32 items; the others are done before they begin.
+
+    ``lineage`` (A W, T), where given: rows come from themselves in the first step.
+
+    >>> start.__name__
+    'start'
+    """
+    (items, width), k = beam.live.shape, beam.rank.shape[1]
+    launched = overlapped(beam.live)
+    kernel: Any = _start
+    kernel[(items,)](
+        *(beam.tokens, beam.live, beam.rank, beam.score, beam.dropped, beam.done, beam.position, beam.remaining),
+        *(beam.arrived, beam.tokens if lineage is None else lineage, count, bos),
+        0 if lineage is None else lineage.shape[1],
+        W=width,
+        K=k,
+        WP=triton.next_power_of_2(width),
+        KP=triton.next_power_of_2(k),
+        PAST=lineage is not None,
+        WAIT=bool(launched),
+        num_warps=1,
         **launched,
     )
 
 
 @triton.jit
 def _trace(
-    live, score, code, history, done, tokens, lengths, scores, finished, items, V, W: tl.constexpr, K: tl.constexpr
+    live,
+    rank,
+    score,
+    code,
+    history,
+    dropped,
+    done,
+    arrived,
+    count,
+    tokens,
+    lengths,
+    scores,
+    finished,
+    optimal,
+    notes,
+    summary,
+    items,
+    capacity,
+    V,
+    W: tl.constexpr,
+    K: tl.constexpr,
 ):
     """Walk each hypothesis back from its last symbol; live rows of the last step fill what is missing."""
     item, slot = tl.program_id(0), tl.program_id(1)
@@ -233,10 +342,10 @@ def _trace(
     number = tl.load(code + item * K + slot)
     value = tl.load(score + item * K + slot)
     ended = value > -float("inf")
-    count = 0
+    many = 0
     for i in range(K):
-        count += (tl.load(score + item * K + i) > -float("inf")).to(tl.int32)
-    spare = slot - count
+        many += (tl.load(score + item * K + i) > -float("inf")).to(tl.int32)
+    spare = slot - many
     # What finished comes first, so a missing one stands behind all of it.
     if (ended == 0) & (spare < W):
         value = tl.load(live + item * W + spare)
@@ -246,32 +355,63 @@ def _trace(
     place = number % span
     tl.store(lengths + item * K + slot, length.to(tl.int64))
     tl.store(scores + item * K + slot, tl.where(there | (value != value), value, -float("inf")))
-    tl.store(finished + item * K + slot, (ended & there).to(tl.int32))
-    target = tokens + item * K + slot
+    tl.store(finished + item * K + slot, (ended & there).to(tl.uint8))
+    target = tokens + (item.to(tl.int64) * K + slot) * capacity
     for back in range(length):
         step = length - 1 - back
-        tl.store(target + step.to(tl.int64) * items * K, place % V)
+        tl.store(target + step, place % V)
         if step > 0:
             place = tl.load(history + ((step - 1).to(tl.int64) * items + item) * W + place // V)
+    for step in range(length, capacity):
+        tl.store(target + step, -1)
+    best, row = tl.load(rank + item * K), tl.load(live + item * W)
+    if slot == 0:
+        proved = (best >= tl.load(dropped + item)) & ended & there
+        tl.store(optimal + item, proved.to(tl.uint8))
+        wrong = ((row < float("inf")) & (best < float("inf"))) == 0  # NaN or +inf
+        tl.atomic_max(notes + 1, wrong.to(tl.int32))
+    tl.atomic_max(notes, tl.where(item < tl.load(count), length, 0))
+    if tl.atomic_add(arrived, 1) == tl.num_programs(0) * K - 1:
+        tl.store(arrived, 0)
+        two = tl.arange(0, 2)
+        tl.store(summary + two, tl.load(notes + two).to(tl.int64))
+        tl.store(notes + two, tl.zeros((2,), tl.int32))
 
 
-def trace(beam: Beam, vocab_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens (T, A, k) with -1 past the end, lengths (A, k), scores (A, k) and which are finished (A, k).
+class Traced(NamedTuple):
+    """Answers of a search.
+
+    >>> Traced._fields
+    ('tokens', 'lengths', 'scores', 'finished', 'optimal')
+    """
+
+    tokens: Tensor  # (A, k, T) with -1 past the end
+    lengths: Tensor  # (A, k)
+    scores: Tensor  # (A, k)
+    finished: Tensor  # (A, k) bool
+    optimal: Tensor  # (A,) bool: the best was never behind what was let go of; says nothing under a penalty
+
+
+def trace(beam: Beam, vocab_size: int, count: Tensor, summary: Tensor) -> Traced:
+    """Read the answers off; ``summary`` (2,) int64, of the host if need be, gets two facts.
+
+    They are the length of the longest among the first ``count`` (1,) items, and whether the best of an item is NaN or
+    +inf.
 
     >>> trace.__name__
     'trace'
     """
     capacity, items, width = beam.history.shape
     k = beam.rank.shape[1]
-    tokens = beam.code.new_full((capacity, items, k), -1)
-    lengths, finished = torch.zeros_like(beam.code), torch.zeros_like(beam.code, dtype=torch.int32)
-    scores = torch.full_like(beam.score, -torch.inf)
-    kernel: Any = _trace
-    kernel[items, k](
-        *(beam.live, beam.score, beam.code, beam.history, beam.done, tokens, lengths, scores, finished),
-        *(items, vocab_size),
+    finished, optimal = (beam.code.new_empty(shape, dtype=torch.uint8) for shape in ((items, k), (items,)))
+    tokens = beam.code.new_empty(items, k, capacity)
+    lengths, scores = torch.empty_like(beam.code), torch.empty_like(beam.score)
+    launch(
+        *(_trace, (items, k)),
+        *(beam.live, beam.rank, beam.score, beam.code, beam.history, beam.dropped, beam.done, beam.arrived, count),
+        *(tokens, lengths, scores, finished, optimal, beam.notes, summary, items, capacity, vocab_size),
         W=width,
         K=k,
         num_warps=1,
     )
-    return tokens, lengths, scores, finished.bool()
+    return Traced(tokens, lengths, scores, finished.view(torch.bool), optimal.view(torch.bool))

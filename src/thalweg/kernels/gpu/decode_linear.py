@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.kernels.gpu.arithmetic import pending
-from thalweg.kernels.gpu.launching import overlapped
+from thalweg.kernels.gpu.launching import launch, overlapped
 
-__all__ = ["ACTIVATIONS", "FEW", "Norm", "activate", "embed", "linear", "project"]
+__all__ = ["ACTIVATIONS", "FEW", "Norm", "activate", "embed", "linear", "place", "project"]
 
 # Numbers of the activations, as the kernels take them.
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3, "swiglu": 4}
@@ -396,3 +396,32 @@ def embed(
         **launched,
     )
     return out
+
+
+@triton.jit
+def _place(
+    tokens, mask, to, to_mask, items, size, row_step, column_step, mask_row, mask_column, places, pad, PP: tl.constexpr
+):
+    item = tl.program_id(0)
+    s = tl.arange(0, PP)
+    there = (item < items) & (s < size)
+    symbol = tl.load(tokens + item * row_step + s * column_step, mask=there, other=0)
+    real = tl.load(mask + item * mask_row + s * mask_column, mask=there, other=0) != 0
+    inside = s < places
+    tl.store(to + item * places + s, tl.where(there, symbol, pad), mask=inside)
+    tl.store(to_mask + item * places + s, tl.where(there, real, s == 0), mask=inside)
+
+
+def place(tokens: Tensor, mask: Tensor, to: Tensor, to_mask: Tensor, pad: int) -> None:
+    """Sources (B, S) and which symbols are real into larger buffers (A, P); what is left is sources of one symbol.
+
+    >>> place.__name__
+    'place'
+    """
+    steps = (*tokens.stride(), *mask.stride())
+    size: Any = triton.next_power_of_2(to.shape[1])
+    launch(
+        *(_place, (len(to),), tokens, mask, to, to_mask, *tokens.shape, *steps, to.shape[1], pad),
+        PP=size,
+        num_warps=1,
+    )

@@ -2,7 +2,7 @@
 
 from thalweg.kernels.gpu.decode_attention import attend_past, attend_places, attend_source, rotate
 from thalweg.kernels.gpu.decode_beam import Beam, advance, fits, start, trace
-from thalweg.kernels.gpu.decode_linear import Norm, embed, linear, project
+from thalweg.kernels.gpu.decode_linear import Norm, embed, linear, place, project
 from thalweg.kernels.gpu.halves import Halves, Matrices, multiply, normalise, parts_of, suits
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "multiply",
     "normalise",
     "parts_of",
+    "place",
     "project",
     "rotate",
     "start",

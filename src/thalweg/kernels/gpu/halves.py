@@ -367,15 +367,15 @@ class Tiles(NamedTuple):
     steps: int = 1
 
 
-def _tiles(rows: int, inner: int, outer: int) -> Tiles:
-    """By measurement."""
-    size = rows * outer
-    if rows > 1024:
-        few, some = size <= 1_000_000, size <= 2_200_000
-        return Tiles(64, 64, 4, 3) if few else Tiles(128, 64, 4, 2) if some else Tiles(64, 64, 4, 2)
-    if outer <= 256 or size <= 100_000:
-        return Tiles(16, 64, 4, 3, 2)
-    return Tiles(32, 64, 4, 3) if size <= 280_000 else Tiles(64, 64, 4, 3)
+def _tiles(size: int, halved: bool) -> Tiles:
+    """By measurement, for so many sums in all: the more there are, the larger the tiles that keep all units busy."""
+    if size <= 300_000 and halved:
+        return Tiles(16, 64, 4, 3, 2) if size <= 150_000 else Tiles(32, 64, 4, 3)
+    if size <= 300_000:
+        return Tiles(16, 32, 4, 3, 2) if size <= 80_000 else Tiles(64, 16 if size <= 150_000 else 32, 4, 3)
+    if size <= 1_100_000:
+        return Tiles(64, 64, 4, 3)
+    return Tiles(128, 64, 8, 2) if 1_600_000 < size <= 2_200_000 else Tiles(64, 64, 4, 2)
 
 
 def suits(rows: int) -> bool:
@@ -390,10 +390,15 @@ def suits(rows: int) -> bool:
 def parts_of(rows: int, inner: int) -> int:
     """Into how many sums of fewer terms a product is best cut: programs that add up for long are few.
 
-    >>> parts_of(64, 1024), parts_of(64, 256), parts_of(4096, 1024)
-    (4, 1, 1)
+    >>> parts_of(64, 1024), parts_of(64, 256), parts_of(2048, 1024), parts_of(8192, 1024)
+    (8, 1, 2, 1)
     """
-    return 1 if rows > 1024 or inner < 512 else 4 if inner % 256 == 0 else 1
+    if inner < 512:
+        return 1
+    parts = 8 if rows <= 128 else 4 if rows <= 512 else 2 if rows <= 4096 else 1
+    while inner % (64 * parts):
+        parts //= 2
+    return max(1, parts)
 
 
 def multiply(
@@ -417,11 +422,13 @@ def multiply(
     'multiply'
     """
     (rows, inner), outer, block = x.high.shape, len(matrix.high), x.block
-    MP, NP, warps, stages, steps = _tiles(rows, inner, outer)
-    whole: Any = triton.next_power_of_2(outer)
-    NP = max(block, min(NP, whole))
     first, low, scales = out if isinstance(out, Halves) else (out, out, out)
     parts = len(first) if first.dim() == 3 else 1
+    MP, NP, warps, stages, steps = _tiles(rows * outer * parts, isinstance(out, Halves))
+    whole: Any = triton.next_power_of_2(outer)
+    NP = min(NP, max(16, whole))
+    if isinstance(out, Halves):
+        NP = max(block, NP)  # a scale is of whole blocks
     end = _HALVE if isinstance(out, Halves) else _ADD if residual is not None else _STORE if cache is None else _CACHE
     launched = overlapped(x.high)
     kernel: Any = _multiply
