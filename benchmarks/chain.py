@@ -48,6 +48,14 @@ MEMORY_SIZES: dict[str, list[Size]] = {
     "cpu": [(32, 128, 64), (1, 4096, 64), (4, 100_000, 32)],
     "cuda": [(64, 512, 64), (64, 1024, 128), (4, 100_000, 32)],
 }
+# Few labels and many, for which the kernels on the CPU differ.
+FIRST_USE: dict[str, dict[str, list[Size]]] = {
+    "cpu": {
+        "nll": [(32, 128, 16), (32, 128, 32), (32, 128, 64), (32, 128, 128)],
+        "viterbi": [(256, 32, 9), (32, 128, 16), (32, 128, 64)],
+    },
+    "cuda": {"nll": [(32, 128, 16), (64, 512, 64)], "viterbi": [(32, 128, 16), (64, 512, 64)]},
+}
 SPARSE_SIZE: Size = (8, 128, 1024)
 TINY: list[Size] = [(4, 12, 5), (1, 20, 8)]
 PARTS = ("nll", "viterbi", "crfsuite", "floor", "memory", "first_use", "growth", "quantities", "sparse")
@@ -142,13 +150,22 @@ def measure_memory(args: argparse.Namespace, names: Sequence[str]) -> list[dict[
     return cells
 
 
-def measure_first_use(args: argparse.Namespace) -> dict[str, Any]:
-    """First calls in new processes: one that finds no compiled kernels and one that finds those of the other."""
-    size = TINY[0] if args.quick else SIZES[args.device][0]
-    asked = {"what": "first", "size": size, "device": args.device, "threads": args.threads}
-    with tempfile.TemporaryDirectory() as folder:
-        places = {"NUMBA_CACHE_DIR": f"{folder}/numba", "TRITON_CACHE_DIR": f"{folder}/triton"}
-        return {how: probe(asked, timeout=600, **places) for how in ("compiling", "from the cache")}
+def measure_first_use(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """First calls, each in a process of its own that finds no compiled kernels, and in one that finds those of it.
+
+    The imports of torch and of Thalweg are not counted, those of what a call needs beside are.
+    """
+    cells = []
+    for kind, sizes in FIRST_USE[args.device].items():
+        for size in TINY[:1] if args.quick else sizes:
+            asked = {"what": "first", "kind": kind, "size": size, "device": args.device, "threads": args.threads}
+            with tempfile.TemporaryDirectory() as folder:
+                places = {"NUMBA_CACHE_DIR": f"{folder}/numba", "TRITON_CACHE_DIR": f"{folder}/triton"}
+                times = {how: probe(asked, timeout=600, **places) for how in ("compiling", "from the cache")}
+            cells.append({"kind": kind, "size": list(size), **times})
+            told = ", ".join(f"{how} {row['first']:.2f} s" for how, row in times.items())
+            print(f"  {kind} {size}: {told}", flush=True)
+    return cells
 
 
 def facts_of_run(args: argparse.Namespace, peers: Sequence[Peer], missing: list[str]) -> dict[str, Any]:

@@ -204,11 +204,33 @@ def others(facts: dict[str, Any]) -> list[str]:
         ]
         lines += [f"## A band of {sparse['band']} diagonals at ({size}), ms", ""]
         lines += table(["", "`SparseTransitions`", "dense with -inf", "faster"], rows)
-    if first := facts.get("first_use"):
-        names = [name for name in first["compiling"] if name != "import"]
-        rows = [[how, *(number(1e3 * row[name]) for name in names)] for how, row in first.items()]
-        lines += ["## First calls in a new process, ms", "", *table(["", *names], rows)]
-    return lines
+    return lines + first_use(facts)
+
+
+def first_use(facts: dict[str, Any]) -> list[str]:
+    """First calls of new processes, beside a second one."""
+    cells = facts.get("first_use")
+    if not cells:
+        return []
+    if isinstance(cells, dict):  # of a file that an earlier version wrote
+        names = [name for name in cells["compiling"] if name != "import"]
+        rows = [[how, *(number(1e3 * row[name]) for name in names)] for how, row in cells.items()]
+        return ["## First calls in a new process, ms", "", *table(["", *names], rows)]
+    hows = ("compiling", "from the cache")
+    rows = [
+        [TITLES[cell["kind"]], f"({', '.join(map(str, cell['size']))})"]
+        + [number(1e3 * cell[how]["first"]) for how in hows]
+        + [number(1e3 * cell["from the cache"]["second"])]
+        for cell in cells
+    ]
+    return [
+        "## First calls in a new process, ms",
+        "",
+        "Each in a process of its own, with torch and Thalweg imported and nothing else: first without any compiled "
+        "kernel on the disk, then with those that were left there.",
+        "",
+        *table(["", "(B, T, C)", *hows, "second call"], rows),
+    ]
 
 
 def markdown(facts: dict[str, Any]) -> str:

@@ -482,9 +482,9 @@ def test_describes_itself():
     assert "sparsemax" in shown
 
 
-@pytest.mark.parametrize("size", [(3, 5, 4), (64, 100, 64), (40, 700, 16)])  # on both sides of `kernels.memory.SMALL`
+@pytest.mark.parametrize("size", [(3, 5, 4), (64, 100, 64), (40, 700, 16)])
 def test_the_short_way_of_plain_memories_is_the_update(size: tuple[int, int, int]) -> None:
-    """float32, softmax, identity and no gradient: torch's attention or a kernel, straight away."""
+    """float32, softmax, identity and no gradient: a kernel, straight away."""
     Q, N, D = size
     generator = torch.Generator().manual_seed(0)
     patterns, queries = torch.randn(N, D, generator=generator), torch.randn(Q, D, generator=generator)

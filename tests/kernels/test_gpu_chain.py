@@ -192,6 +192,30 @@ def test_values_and_gradients(kind: int, dtype: torch.dtype) -> None:
 
 
 @here_only
+@pytest.mark.parametrize(
+    ("kind", "labelled", "dtype"), [(0, True, torch.float32), (1, False, torch.float64), (2, True, torch.float32)]
+)
+def test_values_and_gradients_at_once(kind: int, labelled: bool, dtype: torch.dtype) -> None:
+    chain, gold = problem(3, 7, 5, kind, dtype)
+    known, sign = (gold, -1.0) if labelled else (None, 1.0)
+    expected, slopes = oracle(chain, torch.full((3,), sign).to(chain.emissions), known)
+    for total in (False, True):
+        found = gpu.at_once(chain, known, total)
+        assert found is not None
+        values, saved, gradients, finite = found
+        assert finite is None
+        assert_close(values, sign * (expected.sum() if total else expected), 4)
+        for one, wanted, part in zip(gradients, slopes, chain, strict=False):
+            assert one.shape == part.shape
+            assert_close(one, wanted, 4)
+        weights = torch.linspace(0.5, -1.5, 3).to(chain.emissions)  # what was kept serves others, too
+        for one, wanted in zip(
+            gpu.backward(chain, saved, weights, known), oracle(chain, weights, known)[1], strict=True
+        ):
+            assert_close(one, wanted, 4)
+
+
+@here_only
 def test_without_gold_and_with_padding_of_the_width() -> None:
     chain, _ = problem(2, 6, 17, 0)
     assert_right(chain, None)

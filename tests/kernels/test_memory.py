@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import numpy as np
@@ -15,7 +16,7 @@ from oracles import memory as oracle
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.kernels import memory
 from thalweg.kernels.dispatch import memory_kernels
-from thalweg.kernels.memory import associate, nearest, settle
+from thalweg.kernels.memory import associate, attend, nearest, settle, settled
 from thalweg.kernels.reference import memory as reference
 
 SINGLE, DOUBLE = torch.float32, torch.float64
@@ -239,20 +240,147 @@ def test_threads_share_panels_or_patterns(queries: int, threads: int, monkeypatc
     from thalweg.kernels.cpu import memory as cpu
 
     asked, patterns = random_memory((queries, 301, 11), SINGLE)
-    monkeypatch.setattr(cpu, "_threads", lambda _: threads)
+    monkeypatch.setattr(cpu, "_threads", lambda *_: threads)
+    monkeypatch.setattr(cpu, "_cut", cpu._cut.__wrapped__)  # which keeps nothing in mind
     check_settle(asked, patterns, 1.0, 4, -1.0)
     check_settle(asked, patterns, 4.0, 9, 0.02)
     check_associate(asked, patterns, patterns[:, :5], 1.0)
 
 
-def test_nan_ends() -> None:
-    queries, patterns = random_memory((20, 30, 5), SINGLE)
-    queries[3] = math.nan
-    found = settle(queries, patterns, beta=1.0, max_steps=7, tol=1e-3)
+# Without any check: what small memories are asked.
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_attention_is_an_association(size: tuple[int, int, int]) -> None:
+    queries, patterns = random_memory(size, SINGLE)
+    wanted = oracle.associate(*(x.double().numpy() for x in (queries, patterns, patterns)), 0.3)[0]
+    found = attend(queries, patterns, 0.3)
+    assert found.is_contiguous()
+    close(found, wanted, CLOSE[SINGLE])
+    assert torch.equal(found, associate(queries, patterns, patterns, beta=0.3)[0])
+    assert torch.equal(attend(queries[None], patterns[None], 0.3), found[None])
+    close(attend(queries.double(), patterns.double(), 0.3), wanted, CLOSE[DOUBLE])
+
+
+def test_attention_of_rows_wherever_they_lie() -> None:
+    queries, patterns = random_memory((21, 40, 6), SINGLE)
+    wanted = attend(queries, patterns, 1.0)
+    apart = torch.zeros(21, 2, 12)
+    apart[:, 1, :6] = queries
+    for rows in (apart[:, 1, :6], queries.mT.contiguous().mT):
+        found = attend(rows, patterns, 1.0)
+        assert found.is_contiguous()
+        assert torch.equal(found, wanted)
+        assert torch.equal(attend(rows[None], patterns[None], 1.0)[0], wanted)
+    held = torch.cat((patterns, patterns), 1)[:, 6:]
+    assert torch.equal(attend(queries, held, 1.0), wanted)
+    assert torch.equal(attend(queries, patterns.mT.contiguous().mT, 1.0), wanted)
+    same = queries[:1].expand(21, 6)
+    torch.testing.assert_close(attend(same, patterns, 1.0), wanted[:1].expand(21, 6))
+    assert attend(queries[:0], patterns, 1.0).shape == (0, 6)
+    torch.set_default_dtype(DOUBLE)
+    try:
+        assert torch.equal(attend(queries, patterns, 1.0), wanted)
+        assert associate(queries, patterns, patterns, beta=1.0)[0].dtype == SINGLE
+    finally:
+        torch.set_default_dtype(SINGLE)
+
+
+def test_attention_in_a_batch_is_that_of_its_items() -> None:
+    problems = [random_memory((5, 9, 4), SINGLE, seed=seed) for seed in range(3)]
+    queries, patterns = (torch.stack(x) for x in zip(*problems, strict=True))
+    wanted = torch.stack([attend(*each, 0.7) for each in problems])
+    torch.testing.assert_close(attend(queries, patterns, 0.7), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # says PyTorch of its own maps
+def test_attention_that_is_followed_is_left_to_pytorch() -> None:
+    """Gradients, maps, traces and other types see operations that they know."""
+    queries, patterns = random_memory((5, 9, 4), SINGLE)
+    wanted = attend(queries, patterns, 0.7)
+    learned = queries.clone().requires_grad_()
+    attend(learned, patterns, 0.7).sum().backward()
+    plain = queries.double().requires_grad_()
+    (torch.softmax(0.7 * plain @ patterns.double().mT, 1) @ patterns.double()).sum().backward()
+    assert learned.grad is not None
+    assert plain.grad is not None
+    torch.testing.assert_close(learned.grad.double(), plain.grad, atol=1e-6, rtol=0.0)
+    with torch.no_grad():
+        assert torch.equal(attend(learned, patterns, 0.7), wanted)
+    mapped = torch.func.vmap(lambda x: attend(x, patterns, 0.7))(torch.stack((queries, queries)))
+    torch.testing.assert_close(mapped[1], wanted)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert attend(queries, patterns, 0.7).dtype == torch.bfloat16
+    compiled = torch.compile(lambda x: attend(x, patterns, 0.7), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(queries), wanted)
+
+
+def test_numbers_beyond_float32_are_as_large_as_can_be() -> None:
+    queries, patterns = random_memory((5, 9, 4), SINGLE)
+    found = settle(queries, patterns, beta=1.0, max_steps=5, tol=1e300)
+    assert found.steps.tolist() == [1] * 5
+    assert found.converged.all()
+    found = settle(queries, patterns, beta=1.0, max_steps=3, tol=-1e300)
+    assert found.steps.tolist() == [3] * 5
+    torch.testing.assert_close(attend(queries, patterns, 1e-42), patterns.mean(0).expand(5, 4))
+    best = patterns[(queries @ patterns.mT).argmax(1)]
+    for beta in (1e5, 1e6, 1e7, 1e8):  # scores whose last digits are worth much
+        torch.testing.assert_close(attend(queries, patterns, beta), best)
+    settle(queries, patterns, beta=1e-42, max_steps=1, tol=0.0)  # the offset of its energies is beyond float32
+
+
+def test_settling_without_a_check_is_settling() -> None:
+    for dtype in (SINGLE, DOUBLE):
+        queries, patterns = random_memory((7, 30, 5), dtype)
+        for ours, theirs in zip(
+            settled(queries, patterns, 2.0, 9, 1e-3),
+            settle(queries, patterns, beta=2.0, max_steps=9, tol=1e-3),
+            strict=True,
+        ):
+            assert torch.equal(ours, theirs)
+
+
+def test_memory_that_is_kept_serves_every_size_and_thread() -> None:
+    """Small after large after small, and from several threads at once."""
+    problems = [random_memory(size, SINGLE) for size in ((3, 5, 2), (200, 30, 400), (3, 5, 2), (40, 90, 70))]
+    wanted = [attend(*each, 0.2) for each in problems]
+    for (queries, patterns), found in zip(problems, wanted, strict=True):
+        close(found, oracle.associate(*(x.double().numpy() for x in (queries, patterns, patterns)), 0.2)[0], 3e-5)
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            for found, expected in zip(pool.map(lambda x: attend(*x, 0.2), 8 * problems), 8 * wanted, strict=True):
+                assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_nan_ends(wrong: float, dtype: torch.dtype) -> None:
+    """A query that is no number gives none, and spoils no other."""
+    queries, patterns = random_memory((20, 130, 5), dtype)
+    queries[3, 2] = wrong
     others = torch.arange(20) != 3
+    found = settle(queries, patterns, beta=1.0, max_steps=7, tol=1e-3)
     check = settle(queries[others], patterns, beta=1.0, max_steps=7, tol=1e-3)
     torch.testing.assert_close(found.state[others], check.state)
+    torch.testing.assert_close(found.energies[others], check.energies)
     assert found.steps[others].tolist() == check.steps.tolist()
+    assert found.steps[3] == 7
+    assert not found.converged[3]
+    assert found.state[3].isnan().all()
+    assert not found.energies[3].isfinite().any()
+    mixed, lse = associate(queries, patterns, patterns, beta=1.0)
+    assert mixed.isnan().all(1).tolist() == (~others).tolist()
+    assert lse.isfinite().tolist() == others.tolist()
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_a_pattern_that_is_no_number_is_not_overlooked(wrong: float) -> None:
+    queries, patterns = random_memory((20, 30, 5), SINGLE)
+    patterns[7, 1] = wrong
+    assert not attend(queries, patterns, 1.0)[:, 1].isfinite().any()
+    found = settle(queries, patterns, beta=1.0, max_steps=4, tol=1e-3)
+    assert not found.state[:, 1].isfinite().any()
+    assert not found.converged.any()
 
 
 # The nearest.

@@ -383,3 +383,24 @@ def test_a_layer_that_is_nothing_but_one_attention() -> None:
     layer.steps = 1
     with pytest.raises(ShapeError, match="`state` must be"):
         layer(stored, state[..., :5])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # says PyTorch of its own maps
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_short_way_of_bare_layers_is_the_long_one(batch: int) -> None:
+    """One attention and nothing else: with and without gradients, and whatever goes round it."""
+    layer = Hopfield(6, beta=0.8, static=("stored", "state", "values", "output"), normalise=())
+    stored, state = torch.randn(batch, 9, 6), torch.randn(batch, 5, 6)
+    weights = torch.softmax(0.8 * state.double() @ stored.double().mT, -1)
+    torch.testing.assert_close(layer(stored, state).double(), weights @ stored.double(), atol=1e-6, rtol=0.0)
+    learned = state.clone().requires_grad_()
+    found = layer(stored, learned)
+    assert found.requires_grad
+    torch.testing.assert_close(found, layer(stored, state))
+    torch.testing.assert_close(layer(stored, state, stored.clone()), layer(stored, state))
+    mapped = torch.func.vmap(layer)(torch.stack((stored, stored)), torch.stack((state, -state)))
+    torch.testing.assert_close(mapped[1], layer(stored, -state))
+    with pytest.raises(ShapeError):
+        layer(stored[..., :5], state[..., :5])
+    with pytest.raises(ShapeError):
+        layer(stored[0], state[0])

@@ -224,14 +224,12 @@ class HopfieldMemory(PatternStore):
                 f"`max_steps` must be an integer and `tol` a number, 0 or more, got {max_steps!r}, {tol!r}"
             )
         if self._is_attention(q):  # nothing to convert, nothing to differentiate
-            found = kernels.settle(q, self.patterns, beta=self._beta, max_steps=max_steps, tol=tol)
-            beta, patterns, separation = self._beta, self.patterns, self.separation
+            own = self.__dict__
+            beta, patterns, separation = own["_beta"], own["_buffers"]["patterns"], own["_modules"]["separation"]
+            found = kernels.settled(q, patterns, beta, max_steps, tol)
+            state, energies, steps, converged = found
             return Retrieval(
-                found.state,
-                found.steps,
-                found.converged,
-                found.energies,
-                lambda: separation.weights(beta * (found.state @ patterns.mT)),
+                state, steps, converged, energies, lambda: separation.weights(beta * (state @ patterns.mT))
             )
         memory, rows = self._seen(q)
         with torch.set_grad_enabled(memory.has_gradient):
@@ -310,19 +308,19 @@ class HopfieldMemory(PatternStore):
         What belongs to a module is looked up where it is kept: asking for it by name takes as long as a small memory.
         """
         own = self.__dict__
-        patterns = own["_buffers"].get("patterns")  # a learned memory has a parameter of that name
-        if patterns is None or type(own["_beta"]) is not float or own["_buffers"].get("mask") is not None:
-            return False
-        separation, post = (own.get(name) or own["_modules"].get(name) for name in ("separation", "post"))
+        buffers, modules = own["_buffers"], own["_modules"]
+        patterns = buffers.get("patterns")  # a learned memory has a parameter of that name
         return (
-            q.dtype is patterns.dtype is torch.float32
-            and len(shape := q.shape) == 2
-            and len(kept := patterns.shape) == 2
+            patterns is not None
+            and q.dtype is patterns.dtype is torch.float32
+            and len(shape := q.shape) == len(kept := patterns.shape) == 2
             and shape[1] == kept[1]
-            and type(separation) is Softmax
-            and type(post) is Identity
+            and type(modules.get("separation")) is Softmax
+            and type(modules.get("post")) is Identity
+            and type(own["_beta"]) is float
+            and buffers.get("mask") is None
             and own["_parameters"].get("log_beta") is None
-            and not (torch.is_grad_enabled() and (q.requires_grad or patterns.requires_grad))
+            and not ((q.requires_grad or patterns.requires_grad) and torch.is_grad_enabled())
         )
 
     def _seen(self, q: Tensor, values: Tensor | None = None) -> tuple[Landscape, Tensor]:

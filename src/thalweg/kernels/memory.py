@@ -10,16 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.kernels.dispatch import memory_kernels
 from thalweg.kernels.reference import memory as reference
 from thalweg.kernels.reference.memory import Settled
 
-__all__ = ["SMALL", "Settled", "associate", "attend", "nearest", "settle"]
-
-# Scores of a problem for which calling a kernel of our own takes longer than the difference it makes.
-SMALL = 1 << 14
+__all__ = ["Settled", "associate", "attend", "nearest", "settle", "settled"]
 
 
 def _check(queries: Tensor, keys: Tensor, mask: Tensor | None, block: int | None, name: str = "keys") -> None:
@@ -111,8 +109,8 @@ def associate(
     """
     _check(queries, keys, mask, block)
     _check_beta(beta)
-    if values.dim() != 2 or len(values) != len(keys) or not values.is_floating_point():
-        raise ShapeError(f"`values` must be (N, E) numbers with N = {len(keys)}, got {tuple(values.shape)}")
+    if len(shape := values.shape) != 2 or shape[0] != keys.shape[0] or not values.is_floating_point():
+        raise ShapeError(f"`values` must be (N, E) numbers with N = {len(keys)}, got {tuple(shape)}")
     learned = queries.requires_grad or keys.requires_grad or values.requires_grad
     learned = learned or (isinstance(beta, Tensor) and beta.requires_grad)
     if not learned or not torch.is_grad_enabled():
@@ -123,19 +121,42 @@ def associate(
 _attention = torch.nn.functional.scaled_dot_product_attention
 
 
-def attend(queries: Tensor, patterns: Tensor, beta: float) -> Tensor:
-    r"""X' softmax(beta X q) for queries ``(Q, D)`` and patterns ``(N, D)``: ``(Q, D)``, without gradient.
+def _untouched(queries: Tensor, patterns: Tensor) -> bool:
+    """Whether a kernel may have them: float32, no gradient is wanted, nobody follows what PyTorch does to them."""
+    return (
+        not torch.compiler.is_compiling()
+        and queries.dtype is patterns.dtype is torch.float32
+        and type(queries) is type(patterns) is Tensor
+        and not ((queries.requires_grad or patterns.requires_grad) and torch.is_grad_enabled())
+        and forward_ad._current_level < 0
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._get_tracing_state() is None
+        and not torch._C._is_any_autocast_enabled()
+    )
 
-    PyTorch's attention where the problem is small, else :func:`associate`; the caller has looked at the shapes.
+
+def attend(queries: Tensor, patterns: Tensor, beta: float) -> Tensor:
+    r"""X' softmax(beta X q) for queries ``(Q, D)`` and patterns ``(N, D)``, or ``(B, Q, D)`` and ``(B, N, D)``.
+
+    The caller has looked at shapes and types. A kernel of our own where there is one memory in float32 and nothing is
+    to be differentiated; else PyTorch's attention, also where that is faster.
 
     >>> attend(torch.zeros(1, 2), torch.eye(2), 1.0)
     tensor([[0.5000, 0.5000]])
     """
-    (count, width), size = queries.shape, patterns.shape[0]
-    if count * size <= SMALL:
-        stored = patterns.expand(1, 1, size, width)  # in a third of the time that an index takes
-        return _attention(queries.expand(1, 1, count, width), stored, stored, scale=beta).reshape(count, width)
-    return _backend(queries, patterns, patterns).associate(queries, patterns, patterns, beta, None, None)[0]
+    shape, stored = queries.shape, patterns.shape
+    plain = len(shape) == 2
+    if (plain or shape[0] == 1) and stored[-2] and _untouched(queries, patterns):
+        kernels = memory_kernels(queries)
+        if kernels is not None and queries.device == patterns.device:
+            found = kernels.attend(queries, patterns, beta)
+            if found is not None:
+                return found
+    if not plain:
+        kept = patterns.unsqueeze(1)
+        return _attention(queries.unsqueeze(1), kept, kept, scale=beta).squeeze(1)
+    kept = patterns.expand(1, 1, *stored)  # in a third of the time that an index takes
+    return _attention(queries.expand(1, 1, *shape), kept, kept, scale=beta).reshape(shape)
 
 
 def settle(
@@ -180,6 +201,15 @@ def settle(
     queries, patterns = queries.detach(), patterns.detach()
     kernels = _backend(queries, patterns, patterns)
     return kernels.settle(queries, patterns, _number(beta), max_steps, tol, mask, block)
+
+
+def settled(queries: Tensor, patterns: Tensor, beta: float, max_steps: int, tol: float) -> Settled:
+    """:func:`settle` of all patterns for a caller who has looked at everything: tensors of one type, without gradient.
+
+    >>> settled(torch.tensor([[0.9, 0.2]]), torch.eye(2), 50.0, 10, 1e-4).steps
+    tensor([2])
+    """
+    return _backend(queries, patterns, patterns).settle(queries, patterns, beta, max_steps, tol, None, None)
 
 
 def nearest(

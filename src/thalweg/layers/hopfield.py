@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, ShapeError, nearest
+from thalweg.kernels.memory import attend
 from thalweg.layers.hopfield_core import Association, merge_masks
 from thalweg.layers.separations import Separation, Softmax
 from thalweg.layers.separations import separation as named_separation
@@ -59,7 +60,8 @@ class Hopfield(nn.Module):
               p = \hat y_\Omega(\beta K q)
 
     in each of H heads. With ``steps=1``, softmax and ``normalise=()`` it is multi-head attention, and runs through
-    ``scaled_dot_product_attention``. Values are read after the last step.
+    ``scaled_dot_product_attention``, or a kernel of our own where nothing else is asked for, no gradient either. Values
+    are read after the last step.
 
     Args:
         size: width of state patterns r.
@@ -231,12 +233,11 @@ class Hopfield(nn.Module):
         A batch of 1 serves any batch on the other side. Time O(B H T N D) a step; memory O(B H (T + N) D) with the
         softmax, and O(B H T N) more with other separations.
         """
-        masked = key_padding_mask is not None or attention_mask is not None
-        if self._bare and self.steps == 1 and values is None and state is not None and not masked:
-            shape, asked = stored.shape, state.shape
-            if len(shape) == 3 and shape[::2] == asked[::2] and shape[2] == self.size and state.dtype is stored.dtype:
-                keys, states = stored.unsqueeze(1), state.unsqueeze(1)
-                return nn.functional.scaled_dot_product_attention(states, keys, keys, scale=self._scale).squeeze(1)
+        if self._bare and state is not None and values is key_padding_mask is attention_mask is None:
+            kept, asked = stored.shape, state.shape
+            fits = len(kept) == len(asked) == 3 and kept[0] == asked[0] and kept[2] == asked[2] == self.size
+            if fits and stored.dtype is state.dtype and self.steps == 1:
+                return attend(state, stored, self._scale)  # type: ignore[arg-type]
         start, read = self._associate(stored, state, values, key_padding_mask, attention_mask)
         found = start.settle(self.steps - 1, self.tolerance).read(read, self.dropout if self.training else 0.0)
         found = found.transpose(1, 2).flatten(2)

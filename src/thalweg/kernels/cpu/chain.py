@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ShapeError
-from thalweg.kernels.cpu import chain_decode, chain_groups, chain_log, chain_moments, chain_scaled
+from thalweg.kernels.cpu import chain_decode, chain_groups, chain_log, chain_moments, chain_rows, chain_scaled
 from thalweg.kernels.cpu.chain_groups import Gradients, Grouped, times
 from thalweg.kernels.cpu.chain_scaled import FLOOR, GROUP, SAFE_GAP, SAFE_OVERLAP, Scaled, zeros
 from thalweg.kernels.cpu.simd import padded
-from thalweg.kernels.cpu.threads import parts, run
+from thalweg.kernels.cpu.threads import parts
 from thalweg.kernels.potentials import Chain
 
 __all__ = ["at_once", "backward", "edge_marginals", "expectation", "forward", "sample", "times", "top_k", "viterbi"]
@@ -42,6 +42,10 @@ class _Arrays(NamedTuple):
             np.zeros((count, self.emissions.shape[1] + rows, width)),
             np.zeros((count, matrices, width, width)),
         )
+
+
+class Rowed:
+    """What :func:`at_once` leaves where the items of a chain went side by side: that they did."""
 
 
 class Saved(NamedTuple):
@@ -81,8 +85,7 @@ def _filter(a: _Arrays, keep: bool, low_memory: bool) -> Saved:
     alpha = np.empty((batch, rows, a.width), dtype)
     log_z = np.empty(batch)
     scratch = zeros((len(a.ranges), 6, a.width), dtype)
-    run(
-        chain_scaled.forward,
+    chain_scaled.forward.share(
         a.ranges,
         *(a.emissions, scaled.power, scaled.top, a.start, a.end, a.lengths, every, alpha, log_z, scratch),
     )
@@ -91,8 +94,7 @@ def _filter(a: _Arrays, keep: bool, low_memory: bool) -> Saved:
         floor, gap, overlap = a.emissions.shape[2] * FLOOR[kind], SAFE_GAP[kind], SAFE_OVERLAP[kind]
         ways = ((False, scaled.power, a.start, a.end), (True, scaled.transposed, a.end, a.start))
         for backwards, matrix, opening, closing in ways[: 2 if keep else 1]:
-            run(
-                chain_scaled.bracket,
+            chain_scaled.bracket.share(
                 a.ranges,
                 *(a.emissions, matrix, scaled.top, opening, closing, a.lengths, backwards),
                 *(dtype.type(floor), gap, overlap, alpha, log_z, scratch),
@@ -128,11 +130,11 @@ def forward(
     return _complete(a, saved.log_z, gold), saved if keep else None
 
 
-def at_once(chain: Chain, gold: Tensor | None, total: bool) -> tuple[Tensor, None, Gradients, bool] | None:
-    """log Z, or score(gold) - log Z; what :func:`backward` needs: nothing; the gradient; whether all is finite.
+def at_once(chain: Chain, gold: Tensor | None, total: bool) -> tuple[Tensor, Rowed | None, Gradients, bool] | None:
+    """log Z, or score(gold) - log Z; what :func:`backward` needs; the gradient; whether all is finite.
 
     What lies between the passes never leaves the cache; a forward pass alone would take half as long. As
-    :func:`thalweg.kernels.cpu.chain_groups.at_once`, and None where that is.
+    :func:`thalweg.kernels.cpu.chain_groups.at_once` or that of ``chain_rows``, and None where that is.
 
     >>> import torch
     >>> none = torch.zeros(2)
@@ -141,8 +143,9 @@ def at_once(chain: Chain, gold: Tensor | None, total: bool) -> tuple[Tensor, Non
     (tensor([[0., 0.],
             [0., 0.]]), tensor([8., 8.]), tensor([8., 8.]))
     """
-    found = chain_groups.at_once(chain, gold, total)
-    return None if found is None else (found[0], None, *found[1:])
+    lanes = chain_groups.fits(chain)
+    found = (chain_groups if lanes else chain_rows).at_once(chain, gold, total)
+    return None if found is None else (found[0], None if lanes else Rowed(), *found[1:])
 
 
 def _complete(a: _Arrays, log_z: np.ndarray, gold: Tensor | None) -> Tensor:
@@ -151,7 +154,7 @@ def _complete(a: _Arrays, log_z: np.ndarray, gold: Tensor | None) -> Tensor:
     if chosen.any():
         log_z = log_z.copy()
         rows, matrix = a.log_scratch(2, 1)
-        run(chain_log.partition, a.ranges, *a[:5], chosen, log_z, rows, matrix[:, 0])
+        chain_log.partition.share(a.ranges, *a[:5], chosen, log_z, rows, matrix[:, 0])
     if gold is not None:
         labels, scores = gold.numpy(), np.empty(len(log_z))
         wrong = chain_scaled.path_scores(*a[:5], labels, scores)
@@ -161,6 +164,16 @@ def _complete(a: _Arrays, log_z: np.ndarray, gold: Tensor | None) -> Tensor:
     return torch.from_numpy(log_z.astype(a.emissions.dtype, copy=False))
 
 
+def _again(chain: Chain, weights: Tensor, gold: Tensor | None) -> Gradients | None:
+    """The gradient of :func:`at_once` once more, for any weights of log Z - score(gold), by the same steps."""
+    alike = weights[:1].expand(len(weights))
+    if not torch.equal(weights, alike):
+        found = chain_rows.at_once(chain, gold, False, weights)
+        return found and found[1]
+    found = chain_rows.at_once(chain, gold, False)
+    return found and times(found[1], alike, None)
+
+
 def _wrong_label(labels: np.ndarray, place: int, size: int) -> ShapeError:
     item, position = divmod(place, labels.shape[1])
     return ShapeError(
@@ -168,7 +181,7 @@ def _wrong_label(labels: np.ndarray, place: int, size: int) -> ShapeError:
     )
 
 
-def backward(chain: Chain, saved: Saved | Grouped, weights: Tensor, gold: Tensor | None = None) -> Gradients:
+def backward(chain: Chain, saved: Saved | Grouped | Rowed, weights: Tensor, gold: Tensor | None = None) -> Gradients:
     """The gradient of sum_b weights[b] value[b] in emissions, transitions, start and end.
 
     >>> import torch
@@ -176,6 +189,9 @@ def backward(chain: Chain, saved: Saved | Grouped, weights: Tensor, gold: Tensor
     >>> backward(chain, forward(chain)[1], torch.ones(1))[0]
     tensor([[[0.5000, 0.5000]]])
     """
+    if isinstance(saved, Rowed):
+        found = _again(chain, weights, gold)
+        return backward(chain, forward(chain, gold)[1], weights, gold) if found is None else found  # type: ignore[arg-type]
     if isinstance(saved, Grouped):
         return (
             _mended(chain, saved, weights, gold) if saved.lost else chain_groups.backward(chain, saved, weights, gold)
@@ -208,23 +224,21 @@ def _posteriors(a: _Arrays, saved: Saved, weights: np.ndarray, d_emissions: np.n
         scratch = zeros((count, 2 + 2 * GROUP + width, width), dtype)
         power, transposed = saved.scaled.power, saved.scaled.transposed
         if saved.every == 1:
-            run(
-                chain_scaled.gradient,
+            chain_scaled.gradient.share(
                 a.ranges,
                 *(a.emissions, power, transposed, a.end, a.lengths, saved.alpha, saved.log_z),
                 *(weights, d_emissions, d_moves[:, 0], scratch),
             )
         else:
             rows = np.zeros((count, saved.every + 2, width), dtype)
-            run(
-                chain_scaled.gradient_refilled,
+            chain_scaled.gradient_refilled.share(
                 a.ranges,
                 *(a.emissions, power, transposed, a.end, a.lengths, saved.every, saved.alpha, saved.log_z),
                 *(weights, d_emissions, d_moves[:, 0], scratch, rows),
             )
     if chosen.any():
         rows, matrix = a.log_scratch(4, 2)
-        run(chain_log.gradient, a.ranges, *a[:5], chosen, weights, d_emissions, d_moves, rows, matrix)
+        chain_log.gradient.share(a.ranges, *a[:5], chosen, weights, d_emissions, d_moves, rows, matrix)
 
 
 def _mended(chain: Chain, saved: Grouped, weights: Tensor, gold: Tensor | None) -> Gradients:
@@ -236,7 +250,7 @@ def _mended(chain: Chain, saved: Grouped, weights: Tensor, gold: Tensor | None) 
     d_moves = np.zeros((len(a.ranges), 1, chain.size, chain.size))
     d_start, d_end = np.zeros((2, chain.size))
     rows, matrix = a.log_scratch(4, 2)
-    run(chain_log.gradient, a.ranges, *a[:5], chosen, factor, d_emissions, d_moves, rows, matrix)
+    chain_log.gradient.share(a.ranges, *a[:5], chosen, factor, d_emissions, d_moves, rows, matrix)
     labels = np.zeros((int(chosen.sum()), 0), np.int64) if gold is None else gold.numpy()[chosen]
     own = d_emissions[chosen]
     chain_scaled.finish(labels, a.lengths[chosen], factor[chosen], True, own, d_moves, d_start, d_end)
@@ -265,15 +279,14 @@ def edge_marginals(chain: Chain) -> Tensor:
     if saved.scaled is not None:
         scratch = np.zeros((len(a.ranges), 2, a.width), dtype)
         power, transposed = saved.scaled.power, saved.scaled.transposed
-        run(
-            chain_moments.edges,
+        chain_moments.edges.share(
             a.ranges,
             *(a.emissions, power, transposed, a.end, a.lengths, saved.alpha, saved.log_z, out, scratch),
         )
     if chosen.any():
         rows, matrix = a.log_scratch(4, 2)
         spare = np.empty_like(a.emissions)
-        run(chain_log.gradient, a.ranges, *a[:5], chosen, np.ones(batch, dtype), spare, out, rows, matrix)
+        chain_log.gradient.share(a.ranges, *a[:5], chosen, np.ones(batch, dtype), spare, out, rows, matrix)
     return torch.from_numpy(out)
 
 
@@ -293,8 +306,7 @@ def expectation(chain: Chain, saved: Saved | None, other: Chain) -> Tensor:
     chosen = np.isnan(filtered.log_z)
     if chosen.any():
         rows, matrix = a.log_scratch(4, 2)
-        run(
-            chain_log.expectation,
+        chain_log.expectation.share(
             a.ranges,
             *(*a[:5], chosen, q.emissions, q.transitions, q.start, q.end, values, rows, matrix),
         )
@@ -314,8 +326,7 @@ def _expected_scaled(a: _Arrays, q: _Arrays, values: np.ndarray) -> Saved:
     products[:, :size, :size] = np.multiply(power, moves, out=np.zeros_like(products[:, :size, :size]), where=power > 0)
     products = np.ascontiguousarray(products.transpose(0, 2, 1))
     scratch = np.zeros((len(a.ranges), 3, a.width), a.emissions.dtype)
-    run(
-        chain_moments.expectation,
+    chain_moments.expectation.share(
         a.ranges,
         *(a.emissions, saved.scaled.transposed, a.end, a.lengths, saved.alpha, saved.log_z),
         *(q.emissions, products, q.start, q.end, values, scratch),
@@ -331,18 +342,15 @@ def viterbi(chain: Chain) -> tuple[Tensor, Tensor]:
     >>> viterbi(chain)
     (tensor([2.]), tensor([[0, 1]]))
     """
-    a = _arrays(chain)
-    batch, steps, _ = a.emissions.shape
-    dtype = a.emissions.dtype
-    if _by_step(chain):
-        flipped = np.empty((0, *a.transitions.shape[2:]), dtype)
-    else:
-        flipped = np.ascontiguousarray(a.transitions[:, 0].transpose(0, 2, 1))
-    scores, labels = np.empty(batch, dtype), np.empty((batch, steps), np.int64)
-    delta = np.full((len(a.ranges), steps + 1, a.width), -np.inf, dtype)
-    matrix = np.full((len(a.ranges), a.width, a.width), -np.inf, dtype)
-    run(chain_decode.best, a.ranges, *a[:5], flipped, scores, labels, delta, matrix)
-    return torch.from_numpy(scores), torch.from_numpy(labels)
+    emissions, moves, start, end, lengths = chain
+    assert isinstance(moves, Tensor)
+    batch, steps, size = emissions.shape
+    moves = moves if moves.dim() == 4 else moves.view(-1, 1, size, size)
+    width, ranges = padded(size), parts(lengths.numpy(), size * size)
+    scores, labels = emissions.new_empty(batch), torch.empty(batch, steps, dtype=torch.int64)
+    room = emissions.new_empty(len(ranges), steps + 1 + 2 * width, width)
+    chain_decode.best.share(ranges, emissions, moves, start, end, lengths, scores, labels, room)
+    return scores, labels
 
 
 def top_k(chain: Chain, k: int) -> tuple[Tensor, Tensor]:
@@ -357,12 +365,14 @@ def top_k(chain: Chain, k: int) -> tuple[Tensor, Tensor]:
     batch, steps, size = a.emissions.shape
     # No more than C^T labellings exist; lists longer than that would only be filled with nothing.
     most = k if steps * math.log(max(size, 1)) > math.log(k) else min(k, size**steps)
-    scores = np.full((batch, k), -np.inf, a.emissions.dtype)
-    labels = np.full((batch, k, steps), -1, np.int64)
+    scores, labels = np.empty((batch, most), a.emissions.dtype), np.empty((batch, most, steps), np.int64)
     lists = np.empty((len(a.ranges), 2, size, most))
     back = np.zeros((len(a.ranges), steps + 1, 2, size, most), np.int32)
     matrix = np.zeros((len(a.ranges), size + 1, size))
-    run(chain_decode.k_best, a.ranges, *a[:5], scores[:, :most], labels[:, :most], lists, back, matrix)
+    chain_decode.k_best.share(a.ranges, *a[:5], scores, labels, lists, back, matrix)
+    if most < k:
+        scores = np.pad(scores, ((0, 0), (0, k - most)), constant_values=-np.inf)
+        labels = np.pad(labels, ((0, 0), (0, k - most), (0, 0)), constant_values=-1)
     return torch.from_numpy(scores), torch.from_numpy(labels)
 
 
@@ -376,17 +386,16 @@ def sample(chain: Chain, uniforms: Tensor) -> Tensor:
     """
     a = _arrays(chain)
     saved: Any = _unfiltered(a) if _by_step(chain) else _filter(a, True, False)
-    numbers = uniforms.numpy()
+    numbers = uniforms.contiguous().numpy()
     labels = np.empty(numbers.shape, np.int64)
     weights = np.zeros((len(a.ranges), a.width))
     if saved.scaled is not None:
-        run(
-            chain_decode.sample_scaled,
+        chain_decode.sample_scaled.share(
             a.ranges,
             *(saved.scaled.transposed, a.end, a.lengths, saved.alpha, saved.log_z, numbers, labels, weights),
         )
     chosen = np.isnan(saved.log_z)
     if chosen.any():
         rows, matrix = a.log_scratch(1, 1)
-        run(chain_decode.sample_log, a.ranges, *a[:5], chosen, numbers, labels, rows, matrix[:, 0], weights)
+        chain_decode.sample_log.share(a.ranges, *a[:5], chosen, numbers, labels, rows, matrix[:, 0], weights)
     return torch.from_numpy(labels)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numba import njit
 
+from thalweg.kernels.cpu.chain_arrays import kernel
 from thalweg.kernels.cpu.chain_log import filtered, load_moves
-from thalweg.kernels.cpu.simd import add_row, max_row, sweep_max
+from thalweg.kernels.cpu.simd import add_row, fill_rows, max_row, sweep_max, top_place
 
 __all__ = ["best", "draw", "k_best", "sample_log", "sample_scaled"]
 
-_options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
 
-
-@njit(**_options)
+@kernel
 def _path_score(emissions, transitions, start, end, b, length, labels):
     """The score of one labelling in float64."""
     total = np.float64(start[labels[0]]) + end[labels[length - 1]] + emissions[b, 0, labels[0]]
@@ -26,58 +23,59 @@ def _path_score(emissions, transitions, start, end, b, length, labels):
     return total
 
 
-@njit(**_options)
-def best(emissions, transitions, start, end, lengths, flipped, scores, labels, delta, matrix, part, low, high):
+@kernel
+def _load(moves, size, rows, columns):
+    """A matrix of scores into padded rows, and its transpose."""
+    for i in range(size):
+        for j in range(size):
+            rows[i, j] = moves[i, j]
+            columns[j, i] = moves[i, j]
+
+
+@kernel
+def best(emissions, transitions, start, end, lengths, scores, labels, room, part, low, high):
     """Viterbi: highest scores and their labellings, -1 past the length; the lowest label wins a tie.
 
     Only maxima are kept on the way; the back-pointers of the one path that is wanted are found on the way back.
-    ``delta`` is (parts, T + 1, P) and ``matrix`` (parts, P, P), both of -inf; ``flipped`` the transposed transitions
-    (N, C, C), without rows where they differ by step.
+    Transitions are (1 or B, 1 or T-1, C, C), ``room`` is (parts, T + 1 + 2 P, P).
     """
     size = emissions.shape[2]
-    by_step = len(flipped) == 0
-    nothing = delta.dtype.type(0)
+    steps = emissions.shape[1]
+    by_step = transitions.shape[1] > 1
+    nothing = room.dtype.type(0)
+    rows, ahead = room[part], room[part, steps]
+    moves, arrivals = rows[steps + 1 : steps + 1 + rows.shape[1]], rows[steps + 1 + rows.shape[1] :]
+    fill_rows(rows, room.dtype.type(-np.inf))
     for b in range(low, high):
         length = lengths[b]
         n = b if len(transitions) > 1 else 0
-        rows, moves, ahead = delta[part], matrix[part], delta[part, -1]
         for c in range(size):
             rows[0, c] = emissions[b, 0, c] + start[c]
-        if length > 1 and not by_step:
-            for i in range(size):
-                for j in range(size):
-                    moves[i, j] = transitions[n, 0, i, j]
+        if transitions.shape[1] > 0 and (b == low or len(transitions) > 1):
+            _load(transitions[n, 0], size, moves, arrivals)
         for t in range(1, length):
-            if by_step:
-                for i in range(size):
-                    for j in range(size):
-                        moves[i, j] = transitions[n, t - 1, i, j]
+            if by_step and t > 1:
+                _load(transitions[n, t - 1], size, moves, arrivals)
             # Relative to the largest: float32 keeps its digits along any length.
             top = max_row(rows[t - 1], size)
             sweep_max(rows[t - 1], moves, size, ahead)
             add_row(ahead, emissions[b, t], -top if top > -np.inf else nothing, size, rows[t])
-        label = 0
-        most = rows[length - 1, 0] + end[0]
-        for c in range(1, size):
-            if rows[length - 1, c] + end[c] > most:
-                most = rows[length - 1, c] + end[c]
-                label = c
-        for t in range(length, labels.shape[1]):
+        label = top_place(rows[length - 1], end, size)
+        for t in range(length, steps):
             labels[b, t] = -1
         labels[b, length - 1] = label
         for t in range(length - 1, 0, -1):
-            arrivals = flipped[n, label] if not by_step else transitions[n, t - 1, :, label]
-            label = 0
-            most = rows[t - 1, 0] + arrivals[0]
-            for c in range(1, size):
-                if rows[t - 1, c] + arrivals[c] > most:
-                    most = rows[t - 1, c] + arrivals[c]
-                    label = c
+            if by_step:
+                for c in range(size):
+                    ahead[c] = transitions[n, t - 1, c, label]
+                label = top_place(rows[t - 1], ahead, size)
+            else:
+                label = top_place(rows[t - 1], arrivals[label], size)
             labels[b, t - 1] = label
         scores[b] = _path_score(emissions, transitions, start, end, b, length, labels[b])
 
 
-@njit(**_options)
+@kernel
 def _insert(value, label, rank, scores, labels, ranks, filled):
     """Put an entry into a falling list of at most k; returns how many it holds."""
     k = len(scores)
@@ -95,7 +93,7 @@ def _insert(value, label, rank, scores, labels, ranks, filled):
     return filled + 1 if filled < k else k
 
 
-@njit(**_options)
+@kernel
 def _merge(old, moves, size, scores, labels, ranks):
     """The k best of ``old[i, rank] + moves[i]`` over i < size and all ranks, falling; the lists of ``old`` fall too."""
     k = len(scores)
@@ -114,7 +112,7 @@ def _merge(old, moves, size, scores, labels, ranks):
             filled = _insert(value, i, rank, scores, labels, ranks, filled)
 
 
-@njit(**_options)
+@kernel
 def k_best(emissions, transitions, start, end, lengths, scores, labels, lists, back, matrix, part, low, high):
     """The k highest scores (B, k) and labellings (B, k, T); missing ones -inf and -1.
 
@@ -153,7 +151,7 @@ def k_best(emissions, transitions, start, end, lengths, scores, labels, lists, b
                 scores[b, r] = _path_score(emissions, transitions, start, end, b, length, labels[b, r])
 
 
-@njit(**_options)
+@kernel
 def draw(weights, size, u):
     """The label at which the running sum of weights passes u times their sum."""
     total = 0.0
@@ -171,7 +169,7 @@ def draw(weights, size, u):
     return last
 
 
-@njit(**_options)
+@kernel
 def sample_scaled(transposed, end, lengths, alpha, log_z, uniforms, labels, weights, part, low, high):
     """Samples (S, B, T) of the items whose ``log_z`` is not NaN, from their scaled forward weights. O(C) a step."""
     size = len(end)
@@ -194,7 +192,7 @@ def sample_scaled(transposed, end, lengths, alpha, log_z, uniforms, labels, weig
                 labels[s, b, t] = -1
 
 
-@njit(**_options)
+@kernel
 def sample_log(
     emissions, transitions, start, end, lengths, chosen, uniforms, labels, rows, matrix, weights, part, low, high
 ):
@@ -206,7 +204,8 @@ def sample_log(
         alpha, spare = rows[part], weights[part]
         total = filtered(emissions, transitions, start, lengths, b, alpha, matrix[part], rows[part, -1])
         for s in range(len(uniforms)):
-            labels[s, b] = -1
+            for t in range(labels.shape[2]):
+                labels[s, b, t] = -1
             if total == -np.inf:
                 continue
             top = -np.inf

@@ -9,13 +9,12 @@ from threading import local
 from typing import Any, NamedTuple
 
 import torch
-from numba import types
 from torch import Tensor
 
 from thalweg.kernels.cpu import chain_lanes
 from thalweg.kernels.cpu.chain_lanes import AHEAD, SLOTS, WIDTH
 from thalweg.kernels.cpu.chain_scaled import SAFE_RANGE
-from thalweg.kernels.cpu.emitter import LANES
+from thalweg.kernels.cpu.emitter import LANES, types
 from thalweg.kernels.cpu.threads import Entry, enter, share
 from thalweg.kernels.potentials import Chain
 

@@ -17,9 +17,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
-from thalweg.kernels.cpu.emitter import LANES
+from thalweg.kernels.cpu.emitter import LANES, Kind
 from thalweg.kernels.cpu.plain import compile_emitted
 from thalweg.kernels.cpu.simd_lanes import WIDTH, Lanes, Number
 
@@ -477,9 +476,10 @@ def _both(e: Lanes, table: Number) -> None:
 _PASSES = {"prepare": _prepare, "forward": _forward, "backward": _backward, "both": _both}
 
 
-def compiled(name: str, kind: types.Float) -> int:
+def compiled(name: str, kind: Kind) -> int:
     """The address of the pass prepare, forward, backward or both over float32 or float64: ``void(int64 table)``.
 
+    >>> from thalweg.kernels.cpu.emitter import types
     >>> compiled("prepare", types.float32) > 0
     True
     """
@@ -488,4 +488,4 @@ def compiled(name: str, kind: types.Float) -> int:
         emitter = Lanes(context, builder, kind)
         _PASSES[name](emitter, emitter.number(table))
 
-    return compile_emitted(f"chain_{name}_{kind}", emit)
+    return compile_emitted(f"chain_{name}_{kind.name}", emit, unroll=False)

@@ -7,19 +7,16 @@ that memory beyond inputs and outputs is O(T C) a thread. Weights are kept relat
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numba import njit
 
+from thalweg.kernels.cpu.chain_arrays import kernel
 from thalweg.kernels.cpu.simd import log_sum_row, max_row
 
 __all__ = ["expectation", "filtered", "gradient", "load_moves", "partition"]
 
-_options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
 
-
-@njit(**_options)
+@kernel
 def load_moves(transitions, b, t, size, matrix, flipped):
     """The scores of step t -> t + 1 as float64 padded rows, as they are or transposed."""
     moves = transitions[b if len(transitions) > 1 else 0, t if transitions.shape[1] > 1 else 0]
@@ -33,7 +30,7 @@ def load_moves(transitions, b, t, size, matrix, flipped):
                 matrix[i, j] = moves[i, j]
 
 
-@njit(**_options)
+@kernel
 def filtered(emissions, transitions, start, lengths, b, rows, matrix, spare):
     """Log forward weights of item b into ``rows`` (T, P), each relative to its largest; the sum of those, or -inf."""
     size = emissions.shape[2]
@@ -57,7 +54,7 @@ def filtered(emissions, transitions, start, lengths, b, rows, matrix, spare):
     return total
 
 
-@njit(**_options)
+@kernel
 def _step_back(emissions, transitions, b, t, moves, beta, ahead, shift, powers):
     """Log backward weights of t, from those of t + 1, in ``beta``.
 
@@ -73,7 +70,7 @@ def _step_back(emissions, transitions, b, t, moves, beta, ahead, shift, powers):
         beta[i] = m + math.log(s) if s > 0 else -np.inf
 
 
-@njit(**_options)
+@kernel
 def partition(emissions, transitions, start, end, lengths, chosen, log_z, rows, matrix, part, low, high):
     """log Z of the ``chosen`` items, -inf for infeasible ones.
 
@@ -94,7 +91,7 @@ def partition(emissions, transitions, start, end, lengths, chosen, log_z, rows, 
                 log_z[b] = total + m + math.log(s)
 
 
-@njit(**_options)
+@kernel
 def gradient(
     emissions, transitions, start, end, lengths, chosen, weight, d_emissions, d_moves, rows, matrix, part, low, high
 ):
@@ -141,7 +138,7 @@ def gradient(
                 beta[c] -= largest
 
 
-@njit(**_options)
+@kernel
 def expectation(
     emissions,
     transitions,

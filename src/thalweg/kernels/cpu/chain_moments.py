@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numba import njit
 
+from thalweg.kernels.cpu.chain_arrays import kernel
 from thalweg.kernels.cpu.simd import dot, exp_row, max_row, multiply_row, sweep_sum, write_product
 
 __all__ = ["edges", "expectation"]
 
-_options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
 
-
-@njit(**_options)
+@kernel
 def edges(emissions, power, transposed, end, lengths, alpha, log_z, out, scratch, part, low, high):
     """p(y_t = i, y_t+1 = j) into ``out`` (B, T-1, C, C), zero on entry; items with ``log_z`` NaN are left alone."""
     size = emissions.shape[2]
@@ -36,7 +33,7 @@ def edges(emissions, power, transposed, end, lengths, alpha, log_z, out, scratch
                 write_product(power[n, i], weights, alpha[b, t - 1, i] * inverse, size, out[b, t - 1, i])
 
 
-@njit(**_options)
+@kernel
 def expectation(
     emissions,
     transposed,

@@ -14,12 +14,11 @@ weights are computed anew. An item that fails is computed in the log domain inst
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 
+from thalweg.kernels.cpu.chain_arrays import kernel
 from thalweg.kernels.cpu.simd import (
     add_outer,
     copy_row,
@@ -62,7 +61,6 @@ FLOOR = {"f": 4e-38, "d": 1e-307}
 SAFE_GAP = {"f": 1e-6, "d": 1e-12}
 # Steps whose moves are added up in one go: the sums are then read and written that much less often.
 GROUP = 16
-_options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -102,7 +100,7 @@ class Scaled:
         self.transposed[:, :size, :size] = self.power[:, :size, :size].transpose(0, 2, 1)
 
 
-@njit(inline="always", **_options)
+@kernel
 def first(emissions, start, b, size, sums, weights):
     """exp(e_1 + start - m) into ``weights``; returns m."""
     for c in range(size):
@@ -113,7 +111,7 @@ def first(emissions, start, b, size, sums, weights):
     return top
 
 
-@njit(**_options)
+@kernel
 def forward(emissions, power, top, start, end, lengths, every, alpha, log_z, scratch, part, low, high):
     """log Z in ``log_z``; forward weights of positions 0, every, 2 every, .. in ``alpha`` (B, rows, P) if it has rows.
 
@@ -161,7 +159,7 @@ def forward(emissions, power, top, start, end, lengths, every, alpha, log_z, scr
             log_z[b] = total + moved + m + math.log(scale) + math.log(s)
 
 
-@njit(**_options)
+@kernel
 def bracket(
     emissions, matrix, top, opening, closing, lengths, backwards, floor, gap, overlap, alpha, log_z, scratch,
     part, low, high,
@@ -222,7 +220,7 @@ def bracket(
             log_z[b] = np.nan
 
 
-@njit(inline="always", **_options)
+@kernel
 def _walk_back(emissions, transposed, b, length, begin, stop, rows, factor, d_emissions, scratch):
     """Backward over positions stop-1..begin with their forward weights in ``rows``; see :func:`gradient`.
 
@@ -253,7 +251,7 @@ def _walk_back(emissions, transposed, b, length, begin, stop, rows, factor, d_em
     add_outer(left, right, filled, moves)
 
 
-@njit(inline="always", **_options)
+@kernel
 def _settle(power, length, b, out, d_emissions, moves):
     """The sums over moves into ``out`` (C, C), zeros past the length."""
     size = d_emissions.shape[2]
@@ -265,7 +263,7 @@ def _settle(power, length, b, out, d_emissions, moves):
             d_emissions[b, t, c] = 0
 
 
-@njit(**_options)
+@kernel
 def gradient(
     emissions, power, transposed, end, lengths, alpha, log_z, weight, d_emissions, d_moves, scratch, part, low, high
 ):
@@ -286,7 +284,7 @@ def gradient(
             _settle(power[n], lengths[b], b, d_moves[b if len(power) > 1 else part], d_emissions, moves)
 
 
-@njit(**_options)
+@kernel
 def gradient_refilled(
     emissions, power, transposed, end, lengths, every, alpha, log_z, weight, d_emissions, d_moves, scratch, rows, part,
     low, high,
@@ -320,7 +318,7 @@ def gradient_refilled(
         _settle(power[n], lengths[b], b, d_moves[b if len(power) > 1 else part], d_emissions, moves)
 
 
-@njit(**_options)
+@kernel
 def path_scores(emissions, transitions, start, end, lengths, labels, scores):
     """The score of one labelling (B, T) of each item in float64; transitions are (1 or B, 1 or T-1, C, C).
 
@@ -343,7 +341,7 @@ def path_scores(emissions, transitions, start, end, lengths, labels, scores):
     return -1
 
 
-@njit(**_options)
+@kernel
 def finish(gold, lengths, weight, shared, d_emissions, d_moves, d_start, d_end):
     """Take each item's weight off its gold labelling (if ``gold`` has columns); sum up what start and end get."""
     size = d_emissions.shape[2]

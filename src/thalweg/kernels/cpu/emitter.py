@@ -1,32 +1,106 @@
-"""Vector code in LLVM, written at the place where a Numba kernel calls it."""
+"""Vector code in LLVM, written at the place where a kernel calls it.
+
+Nothing here imports Numba: kernels that are compiled without it (:mod:`~thalweg.kernels.cpu.plain`) start in a fraction
+of the time. Numba's take the same intrinsics.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import cached_property, update_wrapper
+from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic as _intrinsic
 
-__all__ = ["INDEX", "LANES", "Emitter", "intrinsic"]
+__all__ = ["INDEX", "LANES", "ArrayKind", "Emitter", "Kind", "Signature", "declared", "intrinsic", "types"]
 
 LANES = 8  # entries that are loaded and stored together
 INDEX = ir.IntType(64)  # the type of indices
 _INT = ir.IntType(32)
-intrinsic: Any = _intrinsic  # the decorated functions are called without their first parameter
+
+
+class Signature(NamedTuple):
+    """What a function gives and takes, as intrinsics say it."""
+
+    return_type: Any
+    args: tuple[Any, ...]
+
+
+class Kind:
+    """A type, as intrinsics are told of it; called with those of arguments it is a function's signature.
+
+    With Numba's types it makes Numba's signature: intrinsics need not know who compiles them.
+
+    >>> types.void(types.int64).args[0].name
+    'int64'
+    """
+
+    def __init__(self, name: str, bitwidth: int = 0):
+        self.name, self.bitwidth = name, bitwidth
+
+    def __call__(self, *kinds: Any) -> Any:
+        """The signature of a function that gives this and takes those."""
+        if all(isinstance(kind, Kind) for kind in kinds):
+            return Signature(self, kinds)
+        from numba import types as of_numba
+
+        return getattr(of_numba, self.name)(*kinds)
+
+
+class ArrayKind(Kind):
+    """The type of a C-contiguous array."""
+
+    def __init__(self, dtype: Kind, ndim: int):
+        super().__init__(f"array of {dtype.name}")
+        self.dtype, self.ndim = dtype, ndim
+
+
+class types:  # noqa: N801 - it stands where Numba's module of that name may
+    """The types that there are."""
+
+    void, float32, float64 = Kind("void"), Kind("float32", 32), Kind("float64", 64)
+    int64, int32, int16, int8 = (Kind(f"int{bits}", bits) for bits in (64, 32, 16, 8))
+    pair = Kind("pair")
+
+
+class intrinsic:  # noqa: N801 - a decorator
+    """A function whose code is written where it is called; its first parameter is for Numba and not given.
+
+    ``definition(None, *kinds)`` gives the signature and ``codegen(context, builder, signature, arguments)``.
+    """
+
+    def __init__(self, definition: Callable[..., Any]):
+        self._defn = definition
+        update_wrapper(self, definition)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """It cannot be called from Python."""
+        raise NotImplementedError(f"{self._defn.__name__} is no Python function; call it in a kernel")
+
+    @cached_property
+    def _numba_type_(self) -> Any:  # what Numba asks of a value that it does not know
+        from numba.core.types import Function
+        from numba.core.typing.templates import make_intrinsic_template
+        from numba.extending import intrinsic as of_numba
+
+        own: Any = of_numba
+        return Function(make_intrinsic_template(own(self._defn), self._defn, self._defn.__name__, kwargs={}))
+
+
+def declared(module: Any, kind: ir.FunctionType, name: str) -> Any:
+    """A function of another module under its name, such as an LLVM intrinsic."""
+    return module.globals.get(name) or ir.Function(module, kind, name)
 
 
 class Emitter:
     """Vector code for one element type at the builder's place."""
 
-    def __init__(self, context: Any, builder: Any, element: types.Float):
+    def __init__(self, context: Any, builder: Any, element: Any):
         self.context, self.builder = context, builder
-        self.element = context.get_value_type(element)
-        self.single = element == types.float32
+        self.single = element.bitwidth == 32
+        self.element = ir.FloatType() if self.single else ir.DoubleType()
         self.bytes = 4 if self.single else 8
 
     def vector(self, width: int) -> ir.VectorType:
@@ -48,11 +122,11 @@ class Emitter:
         """An index constant."""
         return ir.Constant(INDEX, value)
 
-    def data(self, kind: types.Array, value: Any) -> Any:
+    def data(self, kind: Any, value: Any) -> Any:
         """Where an array's entries begin."""
         return self.context.make_array(kind)(self.context, self.builder, value).data
 
-    def width_of(self, kind: types.Array, value: Any) -> Any:
+    def width_of(self, kind: Any, value: Any) -> Any:
         """The last axis of an array."""
         array = self.context.make_array(kind)(self.context, self.builder, value)
         return self.builder.extract_value(array.shape, kind.ndim - 1)
@@ -78,12 +152,23 @@ class Emitter:
     @contextmanager
     def loop(self, start: Any, stop: Any, step: int) -> Iterator[Any]:
         """A loop over start, start + step, .. below stop; gives the index."""
-        with cgutils.for_range_slice(self.builder, start, stop, self.size(step), INDEX, inc=True) as (index, _):
-            yield index
+        b, before = self.builder, self.builder.block
+        look, body, end = (b.append_basic_block(name) for name in ("look", "body", "end"))
+        b.branch(look)
+        b.position_at_end(look)
+        index = b.phi(INDEX)
+        index.add_incoming(start, before)
+        b.cbranch(b.icmp_signed("<", index, stop), body, end)
+        b.position_at_end(body)
+        yield index
+        index.add_incoming(b.add(index, self.size(step)), b.block)
+        b.branch(look)
+        b.position_at_end(end)
 
     def variable(self, value: Any) -> Any:
         """A place on the stack, which the optimiser turns into a register."""
-        place = cgutils.alloca_once(self.builder, value.type)
+        with self.builder.goto_entry_block():
+            place = self.builder.alloca(value.type)
         self.builder.store(value, place)
         return place
 
@@ -108,18 +193,25 @@ class Emitter:
         name = f"llvm.masked.load.v{LANES}f{8 * self.bytes}.p0"
         kind = self.vector(LANES)
         pointers = pointer.type
-        function = cgutils.get_or_insert_function(
-            self.builder.module, ir.FunctionType(kind, [pointers, _INT, mask.type, kind]), name
-        )
+        function = declared(self.builder.module, ir.FunctionType(kind, [pointers, _INT, mask.type, kind]), name)
         return self.builder.call(function, [pointer, ir.Constant(_INT, self.bytes), mask, other])
+
+    def entries(self, pointer: Any, count: Any, other: Any, use: Callable[[Any, Any], None]) -> None:
+        """``use(place, entries)`` of LANES at a time that cover 0..count, with ``other`` beyond; nothing is read there.
+
+        Masks take longer than loads, so only the last ones have one.
+        """
+        whole = self.builder.and_(count, self.size(-LANES))
+        with self.loop(self.size(0), whole, LANES) as place:
+            use(place, self.load(self.at(pointer, place), LANES))
+        with self.loop(whole, count, LANES) as place:
+            use(place, self.load_masked(self.at(pointer, place), self.mask(place, count), other))
 
     def call(self, name: str, *arguments: Any) -> Any:
         """An LLVM intrinsic over vectors, such as ``fma``."""
         kind = arguments[0].type
         name = f"llvm.{name}.v{kind.count}f{8 * self.bytes}"
-        function = cgutils.get_or_insert_function(
-            self.builder.module, ir.FunctionType(kind, [x.type for x in arguments]), name
-        )
+        function = declared(self.builder.module, ir.FunctionType(kind, [x.type for x in arguments]), name)
         return self.builder.call(function, arguments)
 
     def larger(self, a: Any, b: Any) -> Any:

@@ -32,6 +32,10 @@ _ROW = 4 * PANEL
 _TOP, _TOTAL, _SHRINK, _MOVED, _FLAGS, _HEADS = 4, 5, 6, 7, 11, 12
 _REST = 1 << 40  # added to the steps of a lane whose query is at rest and only wants its energy
 _LOG_2 = math.log(2.0)
+_NAN = math.nan
+# The weight of the best pattern is 1, or what rounding makes of a large score. Where scores are infinite or no numbers,
+# every weight is 2^-100, and all together are less than this.
+_LEAST_TOTAL = 2.0**-75
 
 _options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
 _scores_6, _scores_4, _scores_1 = scores_tile(6, 2), scores_tile(4, 2), scores_tile(1, 2)
@@ -193,6 +197,16 @@ def _rest(energies, step, most, energy):
 
 
 @njit(**_options)
+def _spoil(table, query, inner, most, energies, step):
+    """A query that is no number, or was led to what is none, will be none at all steps."""
+    put_index(index_at(table, STEPS), query, most)
+    put_index(index_at(table, CONVERGED), query, 0)
+    for i in range(inner):
+        put_float(index_at(table, STATE) + query * inner * 4, i, _NAN)
+    _rest(energies, step - 1, most, _NAN)
+
+
+@njit(**_options)
 def _step(table, room):
     """Every lane's query moves to its mixture; those that have come to rest are written out and leave."""
     inner, numbers = index_at(table, INNER), index_at(table, NUMBERS)
@@ -219,6 +233,10 @@ def _step(table, room):
             continue
         step += 1
         way = float_at(moved, lane)
+        if way != way or not float_at(total, lane) > _LEAST_TOTAL:
+            _spoil(table, query, inner, most, energies, step)
+            put_index(room, lane, -1)
+            continue
         still = math.sqrt(way) <= tolerance
         put_index(room, PANEL + lane, step)
         if not still and step < most:
@@ -239,17 +257,20 @@ def _step(table, room):
 
 @njit(**_options)
 def _deliver(table, room):
-    """Every lane's mixture and log-sum-exp are written out; all lanes are free."""
+    """Every lane's mixture, and its log-sum-exp where that is wanted, are written out; all lanes are free."""
     inner, outer, beta = index_at(table, INNER), index_at(table, OUTER), float_at(index_at(table, NUMBERS), _BETA)
+    wanted = index_at(table, LSE)
     top, total, mixed = room + _TOP * _ROW, room + _TOTAL * _ROW, room + (_HEADS + inner) * _ROW
     for lane in range(PANEL):
         query = index_at(room, lane)
         if query >= 0:
-            state, inverse = index_at(table, STATE) + query * outer * 4, 1.0 / float_at(total, lane)
+            weight = float_at(total, lane)
+            state, inverse = index_at(table, STATE) + query * outer * 4, 1.0 / weight if weight > _LEAST_TOTAL else _NAN
             for i in range(outer):
                 put_float(state, i, float_at(mixed, i * PANEL + lane) * inverse)
-            lse = (float_at(top, lane) * _LOG_2 + math.log(float_at(total, lane))) / beta
-            put_float(index_at(table, LSE), query, lse)
+            if wanted != 0:
+                lse = (float_at(top, lane) * _LOG_2 + math.log(weight)) / beta
+                put_float(wanted, query, lse if weight > _LEAST_TOTAL else _NAN)
             put_index(room, lane, -1)
 
 

@@ -18,6 +18,7 @@ import ast
 import builtins
 import inspect
 import math
+import os
 import textwrap
 from collections.abc import Callable
 from functools import cache
@@ -28,11 +29,11 @@ from typing import Any
 import numpy as np
 from llvmlite import binding as llvm
 from llvmlite import ir
-from numba import types
 
+from thalweg.kernels.cpu.emitter import types
 from thalweg.kernels.cpu.machine_code import data_layout, load_code
 
-__all__ = ["compile_emitted", "compile_plain"]
+__all__ = ["Context", "Frame", "compile_emitted", "compile_plain"]
 
 _LONG, _SINGLE, _DOUBLE, _BIT = ir.IntType(64), ir.FloatType(), ir.DoubleType(), ir.IntType(1)
 _KINDS = {
@@ -49,7 +50,18 @@ _WHOLE = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.BitAnd: "and_", a
 _WHOLE |= {ast.RShift: "ashr"}
 _REAL = {ast.Add: "fadd", ast.Sub: "fsub", ast.Mult: "fmul", ast.Div: "fdiv"}
 _SIGNS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
+_emitted: dict[str, int] = {}
 _lock = Lock()
+
+
+def _forget() -> None:
+    """Another thread may have been compiling when this process was forked off."""
+    global _lock
+    _lock = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 def _is_float(value: Any) -> bool:
@@ -58,9 +70,6 @@ def _is_float(value: Any) -> bool:
 
 class _Context:
     """What intrinsics ask of Numba's context; an "array" is the address where it begins."""
-
-    def get_value_type(self, kind: Any) -> Any:
-        return _SINGLE if kind == types.float32 else _DOUBLE
 
     def make_array(self, kind: Any) -> Any:
         def read(context: Any, builder: Any, value: Any) -> SimpleNamespace:
@@ -79,6 +88,8 @@ def _tree(function: Any) -> tuple[ast.FunctionDef, dict[str, Any]]:
 
 class _Frame:
     """One function's code at the builder's place, inside whatever calls it."""
+
+    context = _Context()
 
     def __init__(self, builder: Any, function: Any, arguments: list[Any]):
         self.builder = builder
@@ -133,13 +144,19 @@ class _Frame:
         pass
 
     def do_assign(self, node: ast.Assign) -> None:
-        target = node.targets[0]
-        if isinstance(target, ast.Tuple):
-            values = self.several(node.value.elts if isinstance(node.value, ast.Tuple) else self.fail(node))
-            for name, value in zip(target.elts, values, strict=True):
-                self.assign(self.name(name), value)
+        if isinstance(node.targets[0], ast.Tuple):
+            given = node.value
+            values = self.several(given.elts) if isinstance(given, ast.Tuple) else self.value(given)
+            for target, value in zip(node.targets[0].elts, values, strict=True):
+                self.put(target, value)
         else:
-            self.assign(self.name(target), self.value(node.value))
+            value = self.value(node.value)
+            for target in node.targets:
+                self.put(target, value)
+
+    def put(self, target: ast.AST, value: Any) -> None:
+        """What stands left of ``=`` becomes a value."""
+        self.assign(self.name(target), value)
 
     def name(self, node: ast.AST) -> str:
         return node.id if isinstance(node, ast.Name) else self.fail(node)
@@ -155,7 +172,7 @@ class _Frame:
         return found
 
     def do_augassign(self, node: ast.AugAssign) -> None:
-        self.assign(self.name(node.target), self.binary(node.op, self.value(node.target), self.value(node.value), node))
+        self.put(node.target, self.binary(node.op, self.value(node.target), self.value(node.value), node))
 
     def do_return(self, node: ast.Return) -> None:
         if node.value is not None:
@@ -211,7 +228,8 @@ class _Frame:
         look, go, on, end = (b.append_basic_block(name) for name in ("look", "go", "on", "end"))
         b.branch(look)
         b.position_at_end(look)
-        b.cbranch(b.icmp_signed("<", b.load(counter, typ=_LONG), last), go, end)
+        down = isinstance(step, ir.Constant) and step.constant < 0
+        b.cbranch(b.icmp_signed(">" if down else "<", b.load(counter, typ=_LONG), last), go, end)
         b.position_at_end(on)
         b.store(b.add(b.load(counter, typ=_LONG), step), counter)
         b.branch(look)
@@ -261,13 +279,11 @@ class _Frame:
         if isinstance(node.op, ast.Not):
             return b.not_(self.truth(node.operand))
         value = self.value(node.operand)
-        return (
-            self.fail(node)
-            if not isinstance(node.op, ast.USub)
-            else b.fneg(value)
-            if _is_float(value)
-            else b.neg(value)
-        )
+        if not isinstance(node.op, ast.USub):
+            return self.fail(node)
+        if isinstance(value, ir.Constant):
+            return ir.Constant(value.type, -value.constant)
+        return b.fneg(value) if _is_float(value) else b.neg(value)
 
     def get_binop(self, node: ast.BinOp) -> Any:
         return self.binary(node.op, self.value(node.left), self.value(node.right), node)
@@ -366,22 +382,42 @@ class _Frame:
             return self.builder.select(compare("<" if called is min else ">", x, y), x, y)
         if hasattr(called, "_defn"):
             return self.emit(called._defn, arguments)
-        frame = _Frame(self.builder, getattr(called, "py_func", called), arguments)
+        frame = type(self)(self.builder, getattr(called, "py_func", called), arguments)
         return None if frame.result is None else self.builder.load(frame.result, typ=frame.result.allocated_type)
+
+    def kind(self, x: Any) -> Any:
+        """The type of a value, as intrinsics are told of it."""
+        return _TYPES[x.type]
+
+    def kinds(self, definition: Callable[..., Any], arguments: list[Any]) -> list[Any]:
+        own = definition.__globals__.get("types")
+        if own is None:
+            from numba import types as own
+        # Intrinsics compare types with those that their module knows, Numba's perhaps.
+        return [getattr(own, self.kind(x).name) for x in arguments]
 
     def emit(self, definition: Callable[..., Any], arguments: list[Any]) -> Any:
         """The code of an intrinsic."""
         arguments = [self.cast(x, _LONG) if x.type == _BIT else x for x in arguments]
-        kinds = [_TYPES[x.type] for x in arguments]
-        signature, write = definition(None, *kinds)
-        if list(signature.args) != kinds:  # as Numba, which rounds to the type that is asked for
-            reals = {types.float32: _SINGLE, types.float64: _DOUBLE}
-            pairs = list(zip(arguments, signature.args, strict=True))
-            arguments = [self.cast(x, reals[k]) if k in reals and _is_float(x) else x for x, k in pairs]
-            kinds = [_TYPES[x.type] for x in arguments]
-        if list(signature.args) != kinds:
-            raise TypeError(f"`{definition.__name__}` takes {signature.args}, got {kinds}")
-        return write(_Context(), self.builder, signature, arguments)
+        signature, write = definition(None, *self.kinds(definition, arguments))
+        # Types go by their names: those of the signature may be Numba's, which rounds to what is asked for.
+        wanted = [kind.name for kind in signature.args]
+        reals = {"float32": _SINGLE, "float64": _DOUBLE}
+        pairs = list(zip(arguments, wanted, strict=True))
+        arguments = [self.cast(x, reals[name]) if name in reals and _is_float(x) else x for x, name in pairs]
+        given = [self.kind(x).name for x in arguments]
+        if wanted != given:
+            raise TypeError(f"`{definition.__name__}` takes {wanted}, got {given}")
+        return self.written(definition, signature, write, arguments)
+
+    def written(
+        self, definition: Callable[..., Any], signature: Any, write: Callable[..., Any], given: list[Any]
+    ) -> Any:
+        return write(self.context, self.builder, signature, given)
+
+
+# For code that understands more: arrays in :mod:`~thalweg.kernels.cpu.chain_arrays`.
+Context, Frame = _Context, _Frame
 
 
 def _module(name: str, count: int, write: Callable[[Any, list[Any]], object]) -> str:
@@ -420,13 +456,21 @@ def compile_plain(function: Callable[..., None]) -> int:
         return _compiled(function)
 
 
-def compile_emitted(name: str, emit: Callable[[Any, Any, Any], None]) -> int:
+def compile_emitted(name: str, emit: Callable[[Any, Any, Any], None], *, keep: bool = True, unroll: bool = True) -> int:
     """The address of the C function ``void(int64)`` whose body ``emit(context, builder, argument)`` writes.
 
     The name is the code's on the disk too: it must say all that is not in the sources of this folder.
+    ``unroll`` is as in ``load_code``.
 
     >>> compile_emitted("doc_nothing", lambda context, builder, argument: None) > 0
     True
     """
+
+    def write(builder: Any, given: list[Any]) -> None:
+        emit(_Context(), builder, *given)
+
     with _lock:
-        return load_code(name, lambda: _module(name, 1, lambda builder, given: emit(_Context(), builder, *given)))
+        if keep and name in _emitted:  # another thread was faster
+            return _emitted[name]
+        _emitted[name] = load_code(name, lambda: _module(name, 1, write), keep=keep, unroll=unroll)
+        return _emitted[name]

@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
-from thalweg.kernels.cpu.emitter import INDEX, LANES, Emitter, intrinsic
+from thalweg.kernels.cpu.emitter import INDEX, LANES, Emitter, intrinsic, types
 
 __all__ = [
     "add_outer",
@@ -29,6 +28,7 @@ __all__ = [
     "scale_row",
     "sweep_max",
     "sweep_sum",
+    "top_place",
     "write_product",
 ]
 
@@ -144,9 +144,11 @@ def max_row(typing_context, row, count):
         pointer, count = emitter.data(signature.args[0], arguments[0]), arguments[1]
         least = emitter.constant(float("-inf"), LANES)
         best = emitter.variable(least)
-        with emitter.loop(emitter.size(0), count, LANES) as place:
-            entries = emitter.load_masked(emitter.at(pointer, place), emitter.mask(place, count), least)
+
+        def take(place: Any, entries: Any) -> None:
             builder.store(emitter.larger(entries, builder.load(best)), best)
+
+        emitter.entries(pointer, count, least, take)
         return emitter.reduce(builder.load(best), emitter.larger)
 
     return row.dtype(row, count), codegen
@@ -162,9 +164,11 @@ def exp_row(typing_context, row, count, shift, out):
         out = emitter.data(signature.args[3], arguments[3])
         shift = emitter.splat(shift, LANES)
         least = emitter.constant(float("-inf"), LANES)
-        with emitter.loop(emitter.size(0), count, LANES) as place:
-            entries = emitter.load_masked(emitter.at(pointer, place), emitter.mask(place, count), least)
+
+        def write(place: Any, entries: Any) -> None:
             emitter.store(emitter.exp(builder.fsub(entries, shift)), emitter.at(out, place))
+
+        emitter.entries(pointer, count, least, write)
 
     return types.void(row, count, row.dtype, out), codegen
 
@@ -201,9 +205,9 @@ def log_sum_row(typing_context, first, second, count, out):
             power = emitter.exp(b.fsub(entries(place), shift))
             emitter.store(power, emitter.at(kept, place))
             b.store(b.fadd(b.load(total), power), total)
-        return context.make_tuple(b, signature.return_type, [top, emitter.reduce(b.load(total), b.fadd)])
+        return top, emitter.reduce(b.load(total), b.fadd)
 
-    return types.UniTuple(first.dtype, 2)(first, second, count, out), codegen
+    return types.pair(first, second, count, out), codegen
 
 
 @intrinsic
@@ -343,3 +347,30 @@ def scale_row(typing_context, row, factor, out):
         return emitter.reduce(b.load(total), b.fadd)
 
     return row.dtype(row, row.dtype, out), codegen
+
+
+@intrinsic
+def top_place(typing_context, first, second, count):
+    """The first c < count at which ``first[c] + second[c]`` is largest; nothing is read beyond."""
+
+    def codegen(context, builder, signature, arguments):
+        emitter, b = Emitter(context, builder, signature.args[0].dtype), builder
+        x, y = (emitter.data(signature.args[k], arguments[k]) for k in range(2))
+        count, numbers = arguments[2], ir.VectorType(INDEX, LANES)
+        least = emitter.constant(float("-inf"), LANES)
+        lanes = ir.Constant(numbers, list(range(LANES)))
+        best, place_of = emitter.variable(least), emitter.variable(lanes)
+        with emitter.loop(emitter.size(0), count, LANES) as place:
+            mask = emitter.mask(place, count)
+            pair = (emitter.load_masked(emitter.at(row, place), mask, least) for row in (x, y))
+            total, so_far = b.fadd(*pair), b.load(best)
+            above = b.fcmp_ordered(">", total, so_far)
+            b.store(b.select(above, total, so_far), best)
+            b.store(b.select(above, b.add(lanes, emitter.splat(place, LANES)), b.load(place_of)), place_of)
+        top = emitter.splat(emitter.reduce(b.load(best), emitter.larger), LANES)
+        # Of the lanes that have the largest, the one with the lowest place.
+        equal = b.fcmp_ordered("==", b.load(best), top)
+        places = b.select(equal, b.load(place_of), ir.Constant(numbers, [2**62] * LANES))
+        return emitter.reduce(places, lambda p, q: b.select(b.icmp_signed("<", p, q), p, q))
+
+    return types.int64(first, second, count), codegen

@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
-from thalweg.kernels.cpu.emitter import INDEX, LANES, Emitter
+from thalweg.kernels.cpu.emitter import INDEX, LANES, Emitter, Kind, declared, types
 
 __all__ = ["WIDTH", "Lanes", "Number"]
 
@@ -112,7 +110,7 @@ class Cell:
 class Lanes(Emitter):
     """Loops over addresses, and rows of ``WIDTH`` entries, for one type of float."""
 
-    def __init__(self, context: Any, builder: Any, element: types.Float):
+    def __init__(self, context: Any, builder: Any, element: Kind):
         super().__init__(context, builder, element)
         self.double = self if not self.single else Lanes(context, builder, types.float64)
 
@@ -195,7 +193,7 @@ class Lanes(Emitter):
     def log(self, value: Number) -> Number:
         """The logarithm of a float64."""
         kind = ir.DoubleType()
-        function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(kind, [kind]), "llvm.log.f64")
+        function = declared(self.builder.module, ir.FunctionType(kind, [kind]), "llvm.log.f64")
         return self.number(self.builder.call(function, [value.value]))
 
     def row(self, block: Any, c: Any, lane: int = 0) -> Any:

@@ -26,6 +26,7 @@ from thalweg.kernels.gpu.chain_launch import (
     gradients,
     messages,
     plan_of,
+    values_and_gradients,
 )
 from thalweg.kernels.gpu.launching import Launch, Layout, launch, on_device_of, replayed
 from thalweg.kernels.potentials import Chain
@@ -50,9 +51,14 @@ def at_once(chain: Chain, gold: Tensor | None, total: bool) -> tuple[Tensor, Any
     """
     if chain.emissions.numel() > SMALL:
         return None
-    sign = 1 if gold is None else -1
-    values, saved = forward(chain, gold, sign=sign)
-    gradients = backward(chain, saved, _units(len(values), values.dtype, values.device, float(sign)), gold)
+    plan, sign = plan_of(chain), 1 if gold is None else -1
+    if plan.B == 0:
+        return None
+    weights = _units(plan.B, chain.emissions.dtype, chain.emissions.device, float(sign))
+    gold, d_transitions = None if gold is None else gold.contiguous(), torch.empty_like(dense(chain))
+    with on_device_of(chain.emissions):
+        values, saved, d_emissions, d_ends = values_and_gradients(plan, chain, gold, weights, d_transitions, sign)
+    gradients = (d_emissions, d_transitions, *d_ends.unbind())
     return values.sum() if total else values, saved, gradients, None
 
 

@@ -13,7 +13,7 @@ from thalweg.kernels.gpu import chain_log, chain_posterior, chain_scaled
 from thalweg.kernels.gpu.launching import Launch, Layout, Room, replayed
 from thalweg.kernels.potentials import Chain, SparseTransitions
 
-__all__ = ["Plan", "Saved", "dense", "gradients", "messages", "plan_of"]
+__all__ = ["Plan", "Saved", "dense", "gradients", "messages", "plan_of", "values_and_gradients"]
 
 MOST_HELD = 128  # labels up to which a matrix of transitions fits in the registers of one block
 PROGRAMS = 264  # two for each multiprocessor of a large device: partial sums that are added up at the end
@@ -143,13 +143,56 @@ def messages(
     inputs = (emissions, dense(chain), start, end, lengths, lengths if gold is None else gold, values)
 
     def body(launch: Launch, given: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> None:
-        _prepare(launch, plan, given, parts, gold is not None)
-        if plan.scaled:
-            _walk(launch, plan, given, parts, keep=keep, both=both, sign=sign)
-        _walk_logarithms(launch, plan, given, parts, keep=keep, both=both, sign=sign)
+        _messages(launch, plan, given, parts, gold is not None, keep=keep, both=both, sign=sign)
 
     key = ("messages", plan, WARM_UP, keep, both, sign, gold is None, values.dtype)
     return values, Saved(replayed(key, inputs, _room_of(plan, keep, both), body))
+
+
+def _messages(
+    launch: Launch,
+    plan: Plan,
+    given: tuple[Tensor, ...],
+    parts: tuple[Tensor, ...],
+    gold: bool,
+    *,
+    keep: bool,
+    both: bool,
+    sign: int,
+) -> None:
+    _prepare(launch, plan, given, parts, gold)
+    if plan.scaled:
+        _walk(launch, plan, given, parts, keep=keep, both=both, sign=sign)
+    _walk_logarithms(launch, plan, given, parts, keep=keep, both=both, sign=sign)
+
+
+def values_and_gradients(
+    plan: Plan, chain: Chain, gold: Tensor | None, weights: Tensor, d_transitions: Tensor, sign: int
+) -> tuple[Tensor, Saved, Tensor, Tensor]:
+    """:func:`messages`, all of them kept, and :func:`gradients` as one sequence of launches: what the host does once.
+
+    Returns the values, what was kept, d_emissions (B, T, C) and d_start, d_end together (2, C).
+    """
+    emissions, _, start, end, lengths = chain
+    values, d_emissions = emissions.new_empty(plan.B), torch.empty_like(emissions)
+    d_ends, labels = emissions.new_empty((2, plan.C)), lengths if gold is None else gold
+    inputs = (emissions, dense(chain), start, end, lengths, labels, values, weights, d_emissions, d_transitions, d_ends)
+    sums = _sums_of(plan, plan.kind)
+
+    def body(launch: Launch, given: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> None:
+        saved, partial = parts[: _JOINTS + 1], parts[_JOINTS + 1 :]
+        _messages(launch, plan, given[:7], saved, gold is not None, keep=True, both=True, sign=sign)
+        x, moves, _, last, sizes, known, _, *rest = given
+        _posteriors(launch, plan, sums, (x, moves, last, sizes, known, *rest), partial, saved, gold is not None)
+
+    key = ("at once", plan, WARM_UP, sign, gold is None)
+    return values, Saved(replayed(key, inputs, _joint_room(plan), body)), d_emissions, d_ends
+
+
+@lru_cache(maxsize=512)
+def _joint_room(plan: Plan) -> Layout:
+    rooms = (_room_of(plan, True, True), _sums_of(plan, plan.kind).layout)
+    return Layout.of(*((dtype, shape) for room in rooms for _, dtype, shape in room.places))
 
 
 @lru_cache(maxsize=512)

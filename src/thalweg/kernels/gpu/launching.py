@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Layout", "Room", "launch", "on_device_of", "overlapped", "repeated", "replayed", "resumed"]
+__all__ = ["Layout", "Room", "here", "launch", "on_device_of", "overlapped", "repeated", "replayed", "resumed"]
 
 Launch = Callable[..., Any]
 """What starts a kernel: ``launch(kernel, grid, *arguments, **options)``."""
@@ -119,6 +119,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 
 _known: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+_MOST_KNOWN = 4096
 
 
 def repeated(
@@ -148,6 +149,8 @@ def repeated(
         found = launch(kernel, grid, *arguments, **options)
         assert found is not None
         if known is not None:
+            if len(_known) >= _MOST_KNOWN:  # sizes that change with every call
+                _known.clear()
             _known[known] = found
         started = True
     else:
@@ -166,26 +169,36 @@ def repeated(
     return again
 
 
-def resumed(kernel: Any, grid: tuple[int, ...], given: Sequence[Any], key: Hashable) -> Callable[[], None] | None:
+def resumed(
+    kernel: Any, grid: tuple[int, int, int], given: Sequence[Any], key: Hashable, place: tuple[int, int]
+) -> Callable[[], None] | None:
     """Start a kernel that ``repeated`` has started under the key, and give what starts it again; None if it has not.
 
     ``given`` are the arguments as the driver takes them, numbers and addresses, which must be multiples of 16 bytes:
-    no tensor need be made to point at a part of another.
+    no tensor need be made to point at a part of another. ``place`` says :func:`here`.
 
-    >>> resumed(None, (1,), (), "doc") is None
+    >>> resumed(None, (1, 1, 1), (), "doc", (0, 0)) is None
     True
     """
-    if not _known:
-        return None
-    device = torch.cuda.current_device()
+    device, stream = place
     found = _known.get((kernel, device, key))
     if found is None:
         return None
     compiled, constants = found
-    sizes, unhooked = (*grid, 1, 1)[:3], (compiled.function, compiled.packed_metadata, None, None, None)
-    again = partial(compiled.run, *sizes, _stream(device), *unhooked, *given, *constants)
+    unhooked = (compiled.function, compiled.packed_metadata, None, None, None)
+    again = partial(compiled.run, *grid, stream, *unhooked, *given, *constants)
     again()
     return again
+
+
+def here() -> tuple[int, int]:
+    """The current device and its current stream, where launches go.
+
+    >>> here.__name__
+    'here'
+    """
+    device = torch.cuda.current_device()
+    return device, _stream(device)
 
 
 def _stream(device: int) -> int:

@@ -9,21 +9,24 @@ multiplies (``memory_products``); queries at rest are then left out as soon as t
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import NamedTuple
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from thalweg.kernels.gpu import memory_passes as programs
 from thalweg.kernels.gpu import memory_steps
-from thalweg.kernels.gpu.launching import launch, on_device_of
+from thalweg.kernels.gpu.launching import here, on_device_of, repeated, resumed
 from thalweg.kernels.gpu.memory_products import Course, Limits, by_products
 from thalweg.kernels.reference import memory as reference
 from thalweg.kernels.reference.memory import Settled
 
-__all__ = ["associate", "nearest", "settle"]
+__all__ = ["associate", "attend", "nearest", "settle"]
 
+_SMALL = 1 << 14  # scores of a problem whose launches take longer than what they compute
+_SHORT = 512  # patterns of a small problem that one program looks through in no more time than a launch takes
+_LONG = 2048  # patterns of a set from which PyTorch's attention takes longer than a layer around two launches
 _MOST_FEATURES = 512  # what a program holds of a query; more goes to plain PyTorch
 _LARGE = 1 << 27  # multiply-adds of a pass from which the matrix library is faster
 _ROOM = 1 << 24  # weights that may be written down, 64 MiB
@@ -96,32 +99,31 @@ class _Parts(NamedTuple):
 
 
 def _look_through(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, factor: float, plan: _Plan, left: _Parts,
-    status: Tensor | None, mix: bool, precision: str,
-) -> None:  # fmt: skip
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, factor: float, plan: _Plan, left: _Parts
+) -> None:
     """A pass over all patterns, part by part."""
     (rows, inner), (count, outer) = queries.shape, values.shape
-    launch(
+    masked, same = mask is not None, keys is values
+    repeated(
         *(programs.part, (-(-rows // plan.BQ), plan.parts)),
-        *(queries, keys, values, keys if mask is None else mask, queries if status is None else status),
+        *(queries, keys, values, keys if mask is None else mask),
         *(left.tops, left.totals, left.mixes, rows, count, plan.length, inner, outer, factor),
-        STATUS=status is not None,
-        MASKED=mask is not None,
-        SAME=keys is values,
-        MIX=mix,
+        key=(rows, count, inner, outer, masked, same, plan),
+        MASKED=masked,
+        SAME=same,
         BQ=plan.BQ,
         BN=plan.BN,
         DP=plan.DP,
         EP=plan.EP,
-        PRECISION=precision,
+        PRECISION=_ONCE,
         num_warps=_warps(plan),
         # Shared memory is what wide queries have less of.
         num_stages=2 if max(plan.DP, plan.EP) <= programs.HELD.value else 1,
     )
 
 
-def _fits(*tensors: Tensor) -> bool:
-    return all(x.shape[1] <= _MOST_FEATURES for x in tensors)
+def _fits(x: Tensor) -> bool:
+    return x.shape[1] <= _MOST_FEATURES
 
 
 def _bytes(mask: Tensor | None) -> Tensor | None:
@@ -136,23 +138,69 @@ def associate(
     >>> associate.__name__
     'associate'
     """
-    if not _fits(keys, values):
+    if not (_fits(keys) and _fits(values)):
         return reference.associate(queries, keys, values, beta, mask, block)
     same = keys is values
     queries, keys = queries.contiguous(), keys.contiguous()
     values = keys if same else values.contiguous()
     (rows, _), (count, outer) = queries.shape, values.shape
-    plan, factor = (
-        _plan(queries, count, outer),
-        float(beta.detach() if isinstance(beta, Tensor) else beta) / math.log(2),
-    )
-    left = _Parts.empty(plan, rows, outer, queries)
+    plan, number = _plan(queries, count, outer), float(beta.detach() if isinstance(beta, Tensor) else beta)
+    left, factor = _Parts.empty(plan, rows, outer, queries), number / math.log(2)
     mixed, lse = queries.new_empty(rows, outer), queries.new_empty(rows)
-    sizes = (rows, outer, plan.parts, factor)
+    sizes, options = (rows, outer, plan.parts), {"PC": plan.PC, "EP": plan.EP, "num_warps": 4}
     with on_device_of(queries):
-        _look_through(queries, keys, values, _bytes(mask), factor, plan, left, None, True, _ONCE)
-        launch(memory_steps.join, (rows,), mixed, lse, *left, *sizes, PC=plan.PC, EP=plan.EP, num_warps=4)
+        _look_through(queries, keys, values, _bytes(mask), factor, plan, left)
+        repeated(memory_steps.join, (rows,), mixed, lse, *left, *sizes, factor, key=(*sizes, plan.PC), **options)
     return mixed, lse
+
+
+def attend(queries: Tensor, patterns: Tensor, beta: float) -> Tensor | None:
+    """:func:`thalweg.kernels.memory.attend` in one launch or two; None where PyTorch's attention is faster.
+
+    >>> attend.__name__
+    'attend'
+    """
+    shape, count = queries.shape, patterns.shape[-2]
+    if shape[-2] * count <= _SMALL:
+        short = count <= _SHORT and shape[-1] <= programs.HELD.value
+        return _at_once(queries.contiguous(), patterns.contiguous(), beta) if short else None
+    if len(shape) == 2:
+        return associate(queries, patterns, patterns, beta, None, None)[0]
+    if count < _LONG:
+        return None
+    queries, patterns = queries.squeeze(0), patterns.squeeze(0)
+    return associate(queries, patterns, patterns, beta, None, None)[0].unsqueeze(0)
+
+
+class _Once(NamedTuple):
+    """The launch of a small association: grid, options, and the key under which it is known."""
+
+    grid: tuple[int, int, int]
+    options: dict[str, Any]
+    key: tuple[int, ...]
+
+
+@lru_cache(256)
+def _once(rows: int, count: int, inner: int) -> _Once:
+    width = max(16, 1 << (inner - 1).bit_length())
+    options = {"BQ": 16, "BN": 64, "DP": width, "PRECISION": _OFTEN, "num_warps": 4, "num_stages": 2}
+    return _Once((-(-rows // 16), 1, 1), options, (rows, count, inner))
+
+
+def _at_once(queries: Tensor, patterns: Tensor, beta: float) -> Tensor:
+    """One launch that is started from addresses: what surrounds a small problem takes longer than it does."""
+    asked, count = queries.shape, patterns.shape[-2]
+    sizes = asked[-2], count, asked[-1], beta / math.log(2)
+    grid, options, key = _once(*sizes[:3])
+    out = torch.empty_like(queries)
+    with on_device_of(queries):
+        if queries.is_cuda:
+            first, second = queries.data_ptr(), patterns.data_ptr()
+            given = (first, second, out.data_ptr(), *sizes)
+            if not (first | second) & 15 and resumed(programs.once, grid, given, key, here()) is not None:
+                return out
+        repeated(programs.once, grid, queries, patterns, out, *sizes, key=key, **options)
+    return out
 
 
 def settle(
@@ -167,22 +215,21 @@ def settle(
         return reference.settle(queries, patterns, beta, max_steps, tol, mask, block)
     with on_device_of(queries):
         patterns = patterns.contiguous()
-        if _multiplied(queries, patterns, mask):
-            return _in_stages(queries, patterns, Limits.of(len(patterns), beta, max_steps, tol))
         if mask is None:
-            limits = Limits.of(len(patterns), beta, max_steps, tol)
+            limits = Limits.of(patterns.shape[0], beta, max_steps, tol)
+            if _multiplied(queries, patterns):
+                return _in_stages(queries, patterns, limits)
             return _in_one(Course(queries, patterns, max_steps), patterns, None, limits)
         course = Course(queries, patterns[:0], max_steps)
         course.part("facts").copy_(2 * reference.offset(patterns, beta, mask))
         return _in_one(course, patterns, _bytes(mask), Limits.of(1, beta, max_steps, tol))
 
 
-def _multiplied(queries: Tensor, patterns: Tensor, mask: Tensor | None) -> bool:
+def _multiplied(queries: Tensor, patterns: Tensor) -> bool:
     """Whether the matrix library is faster, and what it writes has room."""
     (rows, inner), (count, _) = queries.shape, patterns.shape
     weights = rows * count
-    large = rows >= _MANY and weights * inner >= _LARGE
-    return mask is None and large and weights <= _ROOM
+    return rows >= _MANY and weights * inner >= _LARGE and weights <= _ROOM
 
 
 def _in_one(course: Course, patterns: Tensor, mask: Tensor | None, limits: Limits) -> Settled:
@@ -208,7 +255,7 @@ def _in_stages(queries: Tensor, patterns: Tensor, limits: Limits, before: Tensor
     left = (status < 2).nonzero().flatten()
     state, limits = found.state.index_select(0, left), limits._replace(most=limits.most - t)
     status = status.index_select(0, left)
-    if _multiplied(state, patterns, None):
+    if _multiplied(state, patterns):
         after = _in_stages(state, patterns, limits, status)
     else:
         after = _in_one(Course(state, patterns, limits.most, status), patterns, None, limits)
@@ -223,12 +270,14 @@ def _in_stages(queries: Tensor, patterns: Tensor, limits: Limits, before: Tensor
 def _alone(course: Course, patterns: Tensor, mask: Tensor | None, limits: Limits) -> None:
     """All steps of a block of queries by one program."""
     (rows, inner), (most, factor, tol, rest) = course.state.shape, limits
-    plan = _plan(course.state, len(patterns), inner)
-    launch(
+    count = patterns.shape[0]
+    plan = _plan(course.state, count, inner)
+    repeated(
         *(programs.whole, (-(-rows // plan.BQ),)),
         *(course.state, patterns, patterns if mask is None else mask, course.part("facts")),
         *(course.energies, course.steps, course.converged.view(torch.uint8), course.part("status")),
-        *(rows, len(patterns), inner, most, factor, tol, rest),
+        *(rows, count, inner, most, factor, tol, rest),
+        key=(rows, count, inner, most, mask is None),
         MASKED=mask is not None,
         BQ=plan.BQ,
         BN=plan.BN,
@@ -242,14 +291,15 @@ def _alone(course: Course, patterns: Tensor, mask: Tensor | None, limits: Limits
 def _jointly(course: Course, patterns: Tensor, mask: Tensor | None, limits: Limits, plan: _Plan) -> None:
     """All steps of a block of queries by several programs, which wait for one another."""
     (rows, inner), (most, factor, tol, rest) = course.state.shape, limits
-    blocks = -(-rows // plan.BQ)
+    count, blocks = patterns.shape[0], -(-rows // plan.BQ)
     left = _Parts.empty(plan, rows, inner, course.state)
-    launch(
+    repeated(
         *(programs.joint, (blocks, plan.parts)),
         *(course.state, patterns, patterns if mask is None else mask, course.part("facts")),
         *(course.energies, course.steps, course.converged.view(torch.uint8), course.part("status")),
         *(*left, course.part("meetings")),
-        *(rows, len(patterns), plan.length, inner, plan.parts, most, factor, tol, rest),
+        *(rows, count, plan.length, inner, plan.parts, most, factor, tol, rest),
+        key=(rows, count, inner, most, mask is None, plan),
         MASKED=mask is not None,
         BQ=plan.BQ,
         BN=plan.BN,

@@ -12,7 +12,7 @@ import triton.language as tl
 from thalweg.kernels.gpu.arithmetic import finite_or_zero
 from thalweg.kernels.gpu.memory_steps import move, offset, step
 
-__all__ = ["HELD", "joint", "part", "whole"]
+__all__ = ["HELD", "joint", "once", "part", "whole"]
 
 # Features of queries that stay in registers; wider ones are read again for every block of patterns.
 HELD = tl.constexpr(128)
@@ -195,12 +195,37 @@ def whole(
 
 
 @triton.jit
+def once(
+    queries,
+    patterns,
+    out,
+    rows,
+    count,
+    inner,
+    factor,
+    BQ: tl.constexpr,
+    BN: tl.constexpr,
+    DP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """What a block of queries that can be held is given in one association with all patterns."""
+    row, column = tl.program_id(0) * BQ + tl.arange(0, BQ), tl.arange(0, DP)
+    place = row.to(tl.int64)[:, None] * inner + column[None, :]
+    within = (row < rows)[:, None] & (column < inner)[None, :]
+    q = tl.load(queries + place, mask=within, other=0.0)
+    _, total, mixed = _look(  # pyright: ignore[reportGeneralTypeIssues]
+        *(q, queries, patterns, patterns, patterns, 0, count, inner, inner, factor),
+        *(False, True, True, BQ, BN, DP, DP, PRECISION),
+    )
+    tl.store(out + place, mixed / total[:, None], mask=within)
+
+
+@triton.jit
 def part(
     queries,
     keys,
     values,
     mask,
-    status,
     tops,
     totals,
     mixes,
@@ -210,10 +235,8 @@ def part(
     inner,
     outer,
     factor,
-    STATUS: tl.constexpr,
     MASKED: tl.constexpr,
     SAME: tl.constexpr,
-    MIX: tl.constexpr,
     BQ: tl.constexpr,
     BN: tl.constexpr,
     DP: tl.constexpr,
@@ -224,26 +247,21 @@ def part(
     row, column, other = tl.program_id(0) * BQ + tl.arange(0, BQ), tl.arange(0, DP), tl.arange(0, EP)
     which = tl.program_id(1)
     inside = row < rows
-    going = 0
-    if STATUS:
-        going = tl.min(tl.load(status + row, mask=inside, other=2), axis=0)
-    if going < 2:
-        start = queries + row.to(tl.int64)[:, None] * inner
-        if DP > HELD:
-            q = inside[:, None].to(tl.int32)
-        else:
-            q = tl.load(start + column[None, :], mask=inside[:, None] & (column < inner)[None, :], other=0.0)
-        low = which * length
-        high = tl.minimum(low + length, count)
-        top, total, mixed = _look(  # pyright: ignore[reportGeneralTypeIssues]
-            q, start, keys, values, mask, low, high, inner, outer, factor, MASKED, SAME, MIX, BQ, BN, DP, EP, PRECISION
-        )
-        place = which * rows + row
-        tl.store(tops + place, top, mask=inside)
-        tl.store(totals + place, total, mask=inside)
-        if MIX:
-            to = mixes + place.to(tl.int64)[:, None] * outer + other[None, :]
-            tl.store(to, mixed, mask=inside[:, None] & (other < outer)[None, :])
+    start = queries + row.to(tl.int64)[:, None] * inner
+    if DP > HELD:  # Triton's own `if`, decided while compiling
+        q = inside[:, None].to(tl.int32)
+    else:
+        q = tl.load(start + column[None, :], mask=inside[:, None] & (column < inner)[None, :], other=0.0)
+    low = which * length
+    high = tl.minimum(low + length, count)
+    top, total, mixed = _look(  # pyright: ignore[reportGeneralTypeIssues]
+        q, start, keys, values, mask, low, high, inner, outer, factor, MASKED, SAME, True, BQ, BN, DP, EP, PRECISION
+    )
+    place = which * rows + row
+    tl.store(tops + place, top, mask=inside)
+    tl.store(totals + place, total, mask=inside)
+    to = mixes + place.to(tl.int64)[:, None] * outer + other[None, :]
+    tl.store(to, mixed, mask=inside[:, None] & (other < outer)[None, :])
 
 
 @triton.jit

@@ -7,6 +7,7 @@ moves the queries: a third of the time.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import threading
 from collections.abc import Callable, Hashable
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from thalweg.kernels.gpu import memory_steps
-from thalweg.kernels.gpu.launching import Layout, Room, repeated, resumed
+from thalweg.kernels.gpu.launching import Layout, Room, here, repeated, resumed
 from thalweg.kernels.reference.memory import Settled
 
 __all__ = ["Course", "Limits", "by_products"]
@@ -28,6 +29,8 @@ _SHARE = 16  # queries or patterns for which a program is worth its start
 _RARE = 16  # one of so many queries may have many weights that matter while few are picked: that takes no longer
 # Rounds after which the host looks how many queries are still on the way; the first only if steps may be short at once.
 _LOOKS = frozenset((2, 4, 8, *range(12, 1 << 16, 12)))
+_REPORTS = 64  # slots of a box
+_LOOKS_AT_BOX = 5000  # before the host gives up its turn, some tenths of a millisecond
 _LOOKS_AT_FEW = frozenset((2, 3, 4, 6, 8, 12, *range(24, 1 << 16, 24)))
 
 
@@ -62,7 +65,7 @@ class _Kind(NamedTuple):
     """A kernel as it is launched for problems of one size: its arguments by name, and all that is fixed."""
 
     kernel: Any
-    grid: tuple[int]
+    grid: tuple[int, int, int]
     pick: Callable[[dict[str, Any]], tuple[Any, ...]]
     options: dict[str, Any]
     key: Hashable
@@ -71,11 +74,13 @@ class _Kind(NamedTuple):
     def of(cls, kernel: Any, programs: int, sizes: tuple[int, ...], **options: Any) -> _Kind:
         """Triton must find 1 and multiples of 16 at the same places whenever the sizes are the same."""
         names = [name for name in kernel.arg_names if not name.isupper()]
-        return cls(kernel, (programs,), itemgetter(*names), options, (*sizes, *options.values()))
+        return cls(kernel, (programs, 1, 1), itemgetter(*names), options, (*sizes, *options.values()))
 
     def start(self, course: Course) -> Callable[..., None]:
         """Launch it, without any views where it is known; gives what does it again."""
-        again = resumed(self.kernel, self.grid, self.pick(course.raw), self.key) if course.raw else None
+        again = None
+        if course.raw is not None:
+            again = resumed(self.kernel, self.grid, self.pick(course.raw), self.key, course.place)
         if again is None:
             again = repeated(self.kernel, self.grid, *self.pick(course.named()), key=self.key, **self.options)
         return again
@@ -85,7 +90,7 @@ class _Kind(NamedTuple):
 def _layout(rows: int) -> Layout:
     """Of a course's own room."""
     whole, real = (torch.int32, (rows,)), (torch.float32, (rows,))
-    return Layout.of((torch.int32, (2,)), (torch.float32, (memory_steps.SLOTS.value,)), whole, whole, real, real)
+    return Layout.of((torch.int32, (4,)), (torch.float32, (memory_steps.SLOTS.value,)), whole, whole, real, real)
 
 
 def _width(inner: int) -> int:
@@ -112,14 +117,15 @@ class Course:
         queries = queries.contiguous()
         (rows, inner), (count, _) = queries.shape, patterns.shape
         self.state = torch.empty_like(queries)  # (Q, D)
-        self.energies = queries.new_empty((rows, most + 1))
+        self.energies = queries.new_empty(rows, most + 1)
         self.steps = queries.new_empty(rows, dtype=torch.int64)
         self.converged = queries.new_empty(rows, dtype=torch.bool)
         self.room = Room.like(queries, _layout(rows))
         stood = queries if before is None else before  # something must stand in its place
         self._given: dict[str, Any] = {"queries": queries, "patterns": patterns, "before": stood, "rows": rows}
         self._given |= {"inner": inner, "count": count, "most": most}
-        self.raw = self._addresses() if queries.is_cuda else None
+        on_gpu = queries.is_cuda
+        self.place, self.raw = (here(), self._addresses()) if on_gpu else ((0, 0), None)
         _beginning(rows, inner, count, int(not most), before is not None).start(self)
 
     def _addresses(self) -> dict[str, Any] | None:
@@ -137,11 +143,13 @@ class Course:
             raw[name] = base + first
         return raw
 
-    def give(self, **more: Any) -> None:
-        """Tensors and numbers that kernels are to be given from now on."""
-        self._given |= more
+    def give(self, tensors: dict[str, Tensor], **numbers: float) -> None:
+        """What kernels are to be given from now on."""
+        self._given.update(tensors, **numbers)
         if self.raw is not None:
-            self.raw |= {name: x.data_ptr() if isinstance(x, Tensor) else x for name, x in more.items()}
+            self.raw.update(numbers)
+            for name, x in tensors.items():
+                self.raw[name] = x.data_ptr()
 
     def named(self) -> dict[str, Any]:
         """What kernels are given, with a view of every part."""
@@ -159,57 +167,65 @@ class Course:
         return Settled(self.state, self.energies, self.steps, self.converged)
 
 
-class _Mailbox(threading.local):
-    """Where counters of a device are copied to, and the event after it: a thread's own, since it waits for them."""
+class _Box:
+    """Where kernels write what the host waits for: numbers in its own memory, which a GPU can reach.
+
+    A report has a slot to itself: one that comes late, for a caller who was interrupted, is taken for no other.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        memory = torch.empty((_REPORTS, 2), dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.slots = memory.unbind(0)  # each begins at a multiple of 16 bytes
+        self._numbers = (ctypes.c_int64 * (2 * _REPORTS)).from_address(memory.data_ptr())
+        self._device, self._last = device, 0
+
+    def fresh(self) -> int:
+        """A slot that nothing has been written to."""
+        self._last = slot = (self._last + 1) % _REPORTS
+        self._numbers[2 * slot] = -1
+        return slot
+
+    def read(self, slot: int) -> int:
+        """What was written there: seen at once, and after a while by a wait that lets other threads go on."""
+        numbers, place = self._numbers, 2 * slot
+        for _ in range(_LOOKS_AT_BOX):
+            if (found := numbers[place]) >= 0:
+                return found
+        torch.cuda.current_stream(self._device).synchronize()  # also says so if the device has failed
+        return numbers[place]
+
+
+class _Boxes(threading.local):
+    """A thread's own, since it waits for what is in them."""
 
     def __init__(self) -> None:
-        self.boxes: dict[torch.device, tuple[Tensor, Tensor, torch.cuda.Event]] = {}
+        self.made: dict[torch.device, _Box] = {}
 
-    def of(self, device: torch.device) -> tuple[Tensor, Tensor, torch.cuda.Event]:
-        """As bytes, and as the numbers they are."""
-        found = self.boxes.get(device)
+    def of(self, device: torch.device) -> _Box:
+        found = self.made.get(device)
         if found is None:
-            bytes_ = torch.empty(8, dtype=torch.uint8, pin_memory=True)
-            found = bytes_, bytes_.view(torch.int32), torch.cuda.Event()
-            self.boxes[device] = found
+            found = self.made[device] = _Box(device)
         return found
 
 
-_mail = _Mailbox()
+_boxes = _Boxes()
 
 
 class _Counters:
-    """The counters of a course as the host reads them: asked for in passing, waited for only when they are needed."""
+    """The counters of a course as the host reads them: told by kernels in passing, waited for when they are needed."""
 
     def __init__(self, course: Course) -> None:
-        self._course, self._here = course, None
-
-    def _prepare(self) -> Tensor:
-        """Not before they are first asked for: by then the device has something to do."""
-        memory = self._course.room.memory
-        if not memory.is_cuda:
-            self._event = None
-            return self._course.part("counters")
-        self._there = memory.narrow(0, 0, 8)
-        self._bytes, here, self._event = _mail.of(memory.device)
-        self._stream = torch.cuda.current_stream(memory.device)
-        return here
+        self._course, self._box, self._slot = course, _boxes.of(course.state.device), 0
 
     def ask(self) -> None:
-        """Have them copied when the device has done what it was given so far."""
-        if self._here is None:
-            self._here = self._prepare()
-        if self._event is not None:
-            self._bytes.copy_(self._there, non_blocking=True)
-            self._event.record(self._stream)
+        """Have the next kernel that reports do so here."""
+        self._slot = slot = self._box.fresh()
+        self._course.give({"box": self._box.slots[slot]})
 
     def read(self) -> tuple[int, int]:
         """What was asked for: queries for which many weights mattered, queries that are done."""
-        assert self._here is not None
-        if self._event is not None:
-            self._event.synchronize()
-        many, done = self._here.tolist()
-        return many, done
+        found = self._box.read(self._slot)
+        return found >> 32, found & 0xFFFFFFFF
 
 
 @lru_cache(256)
@@ -229,8 +245,11 @@ def _kinds(rows: int, inner: int, count: int, most: int, row: int) -> dict[str, 
         "total": weigh(KEEP=False, COUNT=False, num_warps=8),
         "move": join(MIX=True),
         "end": join(MIX=False),
-        "all": pick(ALL=True, num_warps=crowded),
-        "wait": pick(ALL=False, num_warps=8),
+        "all": pick(ALL=True, REPORT=False, num_warps=crowded),
+        "wait": pick(ALL=False, REPORT=False, num_warps=8),
+        "all, told": pick(ALL=True, REPORT=True, num_warps=crowded),
+        "wait, told": pick(ALL=False, REPORT=True, num_warps=8),
+        "tell": _Kind.of(memory_steps.tell, 1, (), num_warps=1),
     }
 
 
@@ -241,8 +260,9 @@ class _Rounds:
         (rows, inner), (count, _) = course.state.shape, patterns.shape
         self._course, self._patterns, self._across, self._scores = course, patterns, across, scores
         self._mixed: Tensor | None = None
-        # Until there are mixtures something must stand in their place.
-        course.give(scores=scores, mixes=scores, factor=limits.factor, tol=limits.tol, rest=limits.rest, parts=1)
+        # Until there are mixtures, and where nobody is told, something must stand in their place.
+        stand = {"scores": scores, "mixes": scores, "box": course.steps}
+        course.give(stand, factor=limits.factor, tol=limits.tol, rest=limits.rest, parts=1)
         self._kinds = _kinds(rows, inner, count, limits.most, _ROW)
         self._again: dict[str, Callable[..., None]] = {}
 
@@ -253,18 +273,24 @@ class _Rounds:
         else:
             again()
 
+    def _report(self, name: str, counters: _Counters) -> None:
+        """Start a kernel that tells the host: every time at another place."""
+        counters.ask()
+        self._kinds[name].start(self._course)
+
     def score(self) -> None:
         """Multiply queries and patterns; the first time this has been done already."""
         torch.mm(self._course.state, self._across, out=self._scores)
 
-    def dense(self, asked: _Counters | None = None) -> None:
-        """All weights, which go to memory and from there into a product; the counters are asked for in between."""
-        self._start("keep" if asked is None else "count")
-        if asked is not None:
-            asked.ask()
+    def dense(self, told: _Counters | None = None) -> None:
+        """All weights, which go to memory and from there into a product; the host is told how many matter."""
+        if told is None:
+            self._start("keep")
+        else:
+            self._report("count", told)
         if self._mixed is None:
             self._mixed = torch.mm(self._scores, self._patterns)
-            self._course.give(mixes=self._mixed)
+            self._course.give({"mixes": self._mixed})
         else:
             torch.mm(self._scores, self._patterns, out=self._mixed)
         self._start("move")
@@ -274,9 +300,17 @@ class _Rounds:
         self._start("total")
         self._start("end")
 
-    def few(self, wait: bool) -> None:
+    def few(self, wait: bool, told: _Counters | None = None) -> None:
         """The weights that matter; queries with many wait where they are, or take their time."""
-        self._start("wait" if wait else "all")
+        kind = "wait" if wait else "all"
+        if told is None:
+            self._start(kind)
+        else:
+            self._report(f"{kind}, told", told)
+
+    def tell(self, told: _Counters) -> None:
+        """What the counters are after all that was started."""
+        self._report("tell", told)
 
 
 def by_products(course: Course, patterns: Tensor, across: Tensor, limits: Limits, scores: Tensor) -> int:
@@ -292,13 +326,13 @@ def by_products(course: Course, patterns: Tensor, across: Tensor, limits: Limits
     Returns:
         The number of steps that every query which is not done has made; more than ``limits.most`` if all are done.
     """
-    rounds, rows = _Rounds(course, patterns, across, limits, scores), len(course.state)
+    rounds, (rows, count) = _Rounds(course, patterns, across, limits, scores), scores.shape
     if not limits.most:
         rounds.energies()
         return 1
     captured = scores.is_cuda and torch.cuda.is_current_stream_capturing()  # a graph cannot wait for the host
     counters = _Counters(course) if limits.most > 1 and not captured else None
-    if counters is None or len(patterns) > _ROW:
+    if counters is None or count > _ROW:
         rounds.dense()
         return _dense(rounds, counters, limits, rows, 1, even=True)
     rounds.dense(counters)
@@ -312,7 +346,7 @@ def _dense(rounds: _Rounds, counters: _Counters | None, limits: Limits, rows: in
     """From step t on, which all queries not done are before; unless ``even``, some may be further."""
     for now in range(t, limits.most):
         if counters is not None and now in _LOOKS and (now > 2 or limits.tol > 0):
-            counters.ask()
+            rounds.tell(counters)
             left = rows - counters.read()[1]
             if not left:
                 return limits.most + 1
@@ -334,13 +368,12 @@ def _few(rounds: _Rounds, counters: _Counters, limits: Limits, rows: int, before
     t = made = 1  # steps of the query that is furthest behind, and rounds
     seen, wait = (t, made), True  # at the last look
     while t <= limits.most:
-        rounds.score()
-        rounds.few(wait)
         made, t = made + 1, t + 1
         look = made in _LOOKS_AT_FEW if t <= limits.most else wait
+        rounds.score()
+        rounds.few(wait, counters if look else None)
         if not look:
             continue
-        counters.ask()
         many, done = counters.read()
         if done == rows:
             break

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from thalweg.kernels.gpu.arithmetic import finite_or_zero
 
-__all__ = ["FEW", "SLOTS", "begin", "join", "join_step", "move", "offset", "pick_step", "step", "weigh"]
+__all__ = ["FEW", "SLOTS", "begin", "join", "join_step", "move", "offset", "pick_step", "step", "tell", "weigh"]
 
 # Patterns that a query is mixed from one by one; of more, all are read.
 FEW = tl.constexpr(32)
@@ -69,7 +69,7 @@ def begin(
         tl.store(converged + row, tl.zeros((BLOCK,), tl.uint8), mask=inside)
         tl.store(meetings + row, tl.zeros((BLOCK,), tl.int32), mask=inside)
     if which == 0:
-        tl.store(counters + tl.arange(0, 2), tl.zeros((2,), tl.int32))
+        tl.store(counters + tl.arange(0, 4), tl.zeros((4,), tl.int32))
     part = (count + programs - 1) // programs
     last = tl.minimum((which + 1) * part, count)
     largest = tl.zeros((BLOCK,), tl.float32)
@@ -79,6 +79,26 @@ def begin(
         entries = tl.load(patterns + spot, mask=(row < last)[:, None] & within, other=0.0)
         largest = tl.maximum(largest, tl.sum(entries * entries, axis=1))
     tl.store(facts + which * EACH + tl.arange(0, EACH), tl.max(largest, axis=0) + tl.zeros((EACH,), tl.float32))
+
+
+@triton.jit
+def _report(counters, box):
+    """The program that comes here last writes both counters down where the host looks, as one number: many, done.
+
+    One that is never torn, so that the host need not wait for anything else; ``counters[2]`` has who came.
+    """
+    tl.debug_barrier()
+    if tl.atomic_add(counters + 2, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        many = tl.atomic_add(counters, 0, sem="relaxed").to(tl.int64)
+        done = tl.atomic_add(counters + 1, 0, sem="relaxed").to(tl.int64)
+        tl.store(counters + 2, 0)
+        tl.store(box, (many << 32) | done, cache_modifier=".wt")
+
+
+@triton.jit
+def tell(counters, box):
+    """What the counters are now."""
+    _report(counters, box)
 
 
 @triton.jit
@@ -311,6 +331,7 @@ def weigh(
     tops,
     totals,
     counters,
+    box,
     count,
     factor,
     KEEP: tl.constexpr,
@@ -321,7 +342,7 @@ def weigh(
     """Scores of one query in place to exp2(factor s - top), if they are to be kept; top, and the total of these.
 
     A row of no more than BN entries (WHOLE) is read once; ``counters[0]`` then has the queries for which more than FEW
-    weights matter (COUNT).
+    weights matter, and the host is told (COUNT).
     """
     row = tl.program_id(0)
     if tl.load(status + row) < 2:
@@ -349,6 +370,8 @@ def weigh(
                 total += tl.sum(weights, axis=0)
         tl.store(tops + row, top)
         tl.store(totals + row, total)
+    if COUNT:
+        _report(counters, box)
 
 
 @triton.jit
@@ -394,6 +417,7 @@ def pick_step(
     steps,
     converged,
     counters,
+    box,
     count,
     inner,
     most,
@@ -401,6 +425,7 @@ def pick_step(
     tol,
     rest,
     ALL: tl.constexpr,
+    REPORT: tl.constexpr,
     BN: tl.constexpr,
     BLOCK: tl.constexpr,
     DP: tl.constexpr,
@@ -408,7 +433,7 @@ def pick_step(
     """Weigh the patterns for one query, mix the few that matter, and move it; no weights are written.
 
     Where more than FEW matter (``counters[0]`` has these queries), all patterns are mixed (ALL), slowly, or the query
-    stays where it is, with a step less than others.
+    stays where it is, with a step less than others. The host may be told (REPORT).
     """
     row, place = tl.program_id(0), tl.arange(0, BN)
     stands = tl.load(status + row)
@@ -430,3 +455,5 @@ def pick_step(
                 *(state, status, facts, energies, steps, converged, counters, row + one, top + one, total + one, mixed),
                 *(inner, most, factor, tol, rest, True, DP),
             )
+    if REPORT:
+        _report(counters, box)
