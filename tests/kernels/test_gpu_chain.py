@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 
 import pytest
 import torch
 from torch import Tensor
 
+from contracts import gpu_chains
+from contracts.gpu_chains import best_labels, matrix, problem
 from contracts.triton_kernels import DEVICE, RUNS, for_hopper, here_only, needs_triton, outside, run_in_the_interpreter
 from thalweg.kernels.potentials import Chain
 
@@ -59,7 +60,7 @@ def test_kernels_compile_for_hopper(kind: int, dtype: torch.dtype, C: int, monke
 
     monkeypatch.setattr(chain, "launch", compile_only)
     monkeypatch.setattr(launching, "launch", compile_only)
-    monkeypatch.setattr(sys.modules[__name__], "DEVICE", "cpu")
+    monkeypatch.setattr(gpu_chains, "DEVICE", "cpu")
     made, gold = problem(2, 40, C, kind, dtype)
     weights = torch.ones(2, dtype=dtype)
     for method, keep, labels in (("chunked", True, gold), ("sequential", False, None), ("sequential", True, None)):
@@ -67,18 +68,14 @@ def test_kernels_compile_for_hopper(kind: int, dtype: torch.dtype, C: int, monke
         if saved is not None:
             chain.backward(made, saved, weights, labels)
     chain.viterbi(made)
+    chain.viterbi(made, "chunked")
     chain.sample(made, torch.rand(1, 2, 40))
     assert {"prepare", "log_recurse", "log_posterior", "finish", "trace", "sample_back"} <= compiled
-    assert ({"recurse", "join", "posterior", "max_walk"} <= compiled) == (kind < 2 and C <= 128)
+    held = {"recurse", "join", "posterior", "max_walk", "max_chunks", "trace_chunks", "join_chunks"}
+    assert (held <= compiled) == (kind < 2 and C <= 128)
 
 
 # A plain log-space recursion in float64, one item at a time; its gradient is autograd's.
-
-
-def matrix(chain: Chain, item: int, step: int) -> Tensor:
-    A = chain.transitions
-    assert isinstance(A, Tensor)
-    return (A, A[item] if A.dim() == 3 else A, A[item, step] if A.dim() == 4 else A)[A.dim() - 2]
 
 
 def log_z(chain: Chain) -> Tensor:
@@ -124,42 +121,6 @@ def labellings(chain: Chain, item: int) -> tuple[Tensor, Tensor]:
         plain.emissions[[item]], A if A.dim() == 2 else A[[item]], plain.start, plain.end, plain.lengths[[item]]
     )
     return every, torch.cat([score(one, y[None]) for y in every])
-
-
-def problem(
-    B: int,
-    T: int,
-    C: int,
-    kind: int,
-    dtype: torch.dtype = torch.float32,
-    *,
-    scale: float = 1.0,
-    forbid: float = 0.0,
-    whole: bool = False,
-    seed: int = 0,
-) -> tuple[Chain, Tensor]:
-    """A chain with lengths of every kind, NaN wherever nothing may be read, and gold labels."""
-    draw = torch.Generator().manual_seed(seed)
-    shape = [(C, C), (B, C, C), (B, T - 1, C, C)][kind]
-    emissions = torch.randn(B, T, C, generator=draw) * scale
-    transitions = torch.randn(shape, generator=draw) * scale
-    start, end = torch.randn(2, C, generator=draw)
-    if whole:
-        emissions, transitions, start, end = emissions.round(), transitions.round(), start.round(), end.round()
-    lengths = torch.randint(1, T + 1, (B,), generator=draw)
-    lengths[0] = T
-    gold = torch.randint(0, C, (B, T), generator=draw)
-    if forbid:  # label 0 may follow and precede everything, so that everything is feasible
-        transitions[torch.rand(shape, generator=draw) < forbid] = -INF
-        transitions[..., 0, :] = transitions[..., :, 0] = 0.0
-        gold.zero_()
-    past = torch.arange(T) >= lengths[:, None]
-    emissions[past] = math.nan
-    gold[past] = -9
-    if kind == 2:
-        transitions[past[:, 1:]] = math.nan
-    parts = (part.to(DEVICE, dtype) for part in (emissions, transitions, start, end))
-    return Chain(*parts, lengths.to(DEVICE)), gold.to(DEVICE)
 
 
 def assert_close(found: Tensor, wanted: Tensor, factor: float = 1.0) -> None:
@@ -330,26 +291,6 @@ def test_more_labels_than_registers_hold(kind: int) -> None:
     uniforms = torch.rand(1, 1, 3, device=DEVICE, dtype=torch.float64)
     assert torch.equal(gpu.sample(chain, uniforms).cpu(), inverse_cdf(chain, uniforms))
     assert torch.equal(gpu.viterbi(chain)[1].cpu(), best_labels(chain))
-
-
-def best_labels(chain: Chain) -> Tensor:
-    """Viterbi with back-pointers; the lowest label among equals."""
-    plain = Chain(*(part.cpu() for part in chain))
-    labels = torch.full(plain.emissions.shape[:2], -1)
-    for b, length in enumerate(plain.lengths.tolist()):
-        delta = plain.emissions[b, 0] + plain.start + (plain.end if length == 1 else 0)
-        back = []
-        for t in range(1, length):
-            paths = delta[:, None] + matrix(plain, b, t - 1)
-            best = paths.amax(0)
-            back.append((paths == best).int().argmax(0))
-            delta = best + plain.emissions[b, t] + (plain.end if t == length - 1 else 0)
-        y = int((delta == delta.max()).int().argmax())
-        labels[b, length - 1] = y
-        for t in reversed(range(length - 1)):
-            y = int(back[t][y])
-            labels[b, t] = y
-    return labels
 
 
 @here_only

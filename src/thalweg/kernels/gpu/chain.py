@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.kernels.gpu import chain_decode
+from thalweg.kernels.gpu import chain_decode, chain_decode_chunks, chain_launch
 from thalweg.kernels.gpu.chain_checkpoints import (
     Checkpoints,
     checkpointed_backward,
@@ -160,20 +160,24 @@ def backward(
     return d_emissions, d_transitions, d_start, d_end
 
 
-def viterbi(chain: Chain) -> tuple[Tensor, Tensor]:
+def viterbi(chain: Chain, method: str = "auto") -> tuple[Tensor, Tensor]:
     """The best labels of each item and their score.
 
+    Args:
+        chain: the scores.
+        method: as of :func:`forward`.
     Returns:
         scores ``(B,)``, -inf for an item with no structure; labels ``(B, T)`` int64, -1 past the length. Among equals
         the lowest label wins, going backwards from the last position.
 
-    T steps of O(C^2) and T back of O(C); memory O(T C) an item. The score is that of the labels, summed in float64.
+    T steps of O(C^2) and T back of O(C), or as many as two chunks have; memory O(T C) an item. The score is that of the
+    labels, summed in float64.
 
     >>> chain = Chain(torch.eye(2)[None], torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([2]))
     >>> if torch.cuda.is_available():
     ...     assert viterbi(Chain(*(part.cuda() for part in chain)))[1].tolist() == [[0, 1]]
     """
-    plan = plan_of(chain)
+    plan = plan_of(chain, method)
     emissions, _, start, end, lengths = chain
     transitions = dense(chain)
     B, T, C, width = plan.B, plan.T, plan.C, plan.width
@@ -181,36 +185,61 @@ def viterbi(chain: Chain) -> tuple[Tensor, Tensor]:
     labels = lengths.new_empty((B, T))
     if B == 0:
         return scores, labels
-    real = emissions.dtype
-    layout = Layout.of((real, (B, T, C)), (real, (plan.matrices, width, width) if plan.scaled else (0,)))
+    real, chunks = emissions.dtype, -(-T // plan.chunk) if plan.chunk else 0
+    few, some = (B,), (B, chunks) if plan.chunk else (0,)
+    layout = Layout.of(
+        (real, (B, T, C)),
+        (real, (plan.matrices, width, width) if plan.scaled else (0,)),
+        (torch.int32, few),
+        (real, (*some, width) if plan.chunk else (0,)),
+        (torch.float64, some),
+        (torch.int32, some),
+    )
 
     def body(start_kernel: Launch, given: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> None:
         emissions, transitions, start, end, lengths, scores, labels = given
-        delta, columns = parts
+        delta, columns, redo, entries, sums, meetings = parts
+        if plan.chunk:
+            sizes = (T, C, plan.kind, plan.chunk, chain_launch.WARM_UP, chunks)
+            start_kernel(
+                chain_decode_chunks.max_chunks, (B, chunks),
+                emissions, transitions, start, end, lengths, delta, columns, entries, redo, *sizes,
+                CP=width, num_warps=plan.walk_warps,
+            )  # fmt: skip
+            start_kernel(
+                chain_decode_chunks.trace_chunks, (B, chunks),
+                emissions, transitions, columns, start, end, lengths, delta, entries, redo, sums, meetings, labels,
+                *sizes, WIDTH=width, CP=max(32, width), num_warps=1,
+            )  # fmt: skip
+            start_kernel(
+                chain_decode_chunks.join_chunks, few,
+                lengths, redo, sums, meetings, labels, scores, T, plan.chunk, chunks, BK=128, num_warps=1,
+            )  # fmt: skip
         if plan.scaled:
             start_kernel(
-                chain_decode.max_walk, (B,),
-                emissions, transitions, start, end, lengths, delta, columns,
-                T, C, plan.kind, CP=width, num_warps=plan.walk_warps,
+                chain_decode.max_walk, few,
+                emissions, transitions, start, end, lengths, delta, columns, redo,
+                T, C, plan.kind, CP=width, AGAIN=plan.chunk > 0, num_warps=plan.walk_warps,
             )  # fmt: skip
             strides = (plan.kind * width * width, 0, width, 1)
         else:
             columns = transitions
             start_kernel(
-                chain_decode.max_walk_streamed, (B,),
+                chain_decode.max_walk_streamed, few,
                 emissions, transitions, start, end, lengths, delta,
                 T, C, plan.stride_item, plan.stride_step, CP=width, BR=plan.tile,
                 num_warps=max(1, min(8, width // 32)),
             )  # fmt: skip
             strides = (plan.stride_item, plan.stride_step, 1, C)
         start_kernel(
-            chain_decode.trace, (B,),
-            emissions, transitions, columns, start, end, lengths, delta, scores, labels,
-            T, C, plan.stride_item, plan.stride_step, *strides, CP=max(32, width), num_warps=1,
+            chain_decode.trace, few,
+            emissions, transitions, columns, start, end, lengths, delta, redo, scores, labels,
+            T, C, plan.stride_item, plan.stride_step, *strides, CP=max(32, width), AGAIN=plan.chunk > 0, num_warps=1,
         )  # fmt: skip
 
+    key = ("viterbi", plan, chain_launch.WARM_UP)
     with on_device_of(emissions):
-        replayed(("viterbi", plan), (emissions, transitions, start, end, lengths, scores, labels), layout, body)
+        replayed(key, (emissions, transitions, start, end, lengths, scores, labels), layout, body)
     return scores, labels
 
 

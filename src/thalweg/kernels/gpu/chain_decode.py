@@ -32,16 +32,20 @@ def max_walk(
     lengths,
     delta,
     turned,
+    redo,
     T,
     C,
     per_item,
     CP: tl.constexpr,
+    AGAIN: tl.constexpr,
 ):
     """delta (B, T, C) with the transitions held in registers; grid (B,).
 
-    ``turned`` (1 or B, CP, CP) gets them transposed, for :func:`trace`.
+    ``turned`` (1 or B, CP, CP) gets them transposed, for :func:`trace`. With ``AGAIN`` only items with ``redo``.
     """
     item = tl.program_id(0)
+    if AGAIN and tl.load(redo + item) == 0:
+        return
     length = tl.load(lengths + item).to(tl.int32)
     final = length - 1
     j = tl.arange(0, CP)
@@ -138,6 +142,7 @@ def trace(
     end,
     lengths,
     delta,
+    redo,
     scores,
     labels,
     T,
@@ -149,12 +154,16 @@ def trace(
     stride_label,
     stride_before,
     CP: tl.constexpr,
+    AGAIN: tl.constexpr,
 ):
     """The way back: labels (B, T), -1 past the length, and their score summed in float64; grid (B,), one warp.
 
     ``columns[b, t, y, i]`` are the transitions into y, with strides of their own: transposed they are read in one go.
+    With ``AGAIN`` only items with ``redo``.
     """
     item = tl.program_id(0)
+    if AGAIN and tl.load(redo + item) == 0:
+        return
     wide = item.to(tl.int64)
     length = tl.load(lengths + item).to(tl.int32)
     final = length - 1
