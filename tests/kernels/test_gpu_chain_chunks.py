@@ -75,17 +75,21 @@ def test_of_equals_the_lowest(forbid: float, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @here_only
-@pytest.mark.parametrize("hindrance", ["memory", "late", "impossible"])
+@pytest.mark.parametrize("hindrance", ["early", "late", "impossible"])
 def test_what_does_not_fit_is_walked_again(hindrance: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain_launch, "WARM_UP", 8)
     chain, _ = problem(2, 40, 3, 0, scale=0.3, seed=5)
     chain = chain._replace(lengths=torch.tensor([40, 8], device=DEVICE))
-    if hindrance == "memory":  # who begins with a label keeps it
-        chain = chain._replace(transitions=50.0 * torch.eye(3, device=DEVICE))
-    if hindrance == "late":  # two ways that never meet, and nothing but the very end tells which is better
-        moves = torch.full((3, 3), -INF)
-        moves[0, 0] = moves[1, 1] = moves[2, 2] = 0.0
-        chain = chain._replace(transitions=moves.to(DEVICE), end=torch.tensor([0.0, 100.0, 0.0], device=DEVICE))
+    if hindrance == "early":  # the ways back agree, but how far behind label 2 is only the very beginning tells
+        moves = torch.zeros(3, 3)
+        moves[2, :2] = moves[:2, 2] = -INF
+        seen = torch.tensor([0.0, 3.0, -1.0]).expand(2, 40, 3).contiguous()
+        start = torch.tensor([0.0, 0.0, -50.0])
+        chain = Chain(*(x.to(DEVICE) for x in (seen, moves, start, torch.zeros(3))), chain.lengths)
+    if hindrance == "late":  # all labels are as good, and kept, until the very end, where the ways back part
+        end = torch.tensor([0.0, 100.0, 0.0])
+        parts = (torch.zeros(2, 40, 3), 5 * torch.eye(3), torch.zeros(3), end)
+        chain = Chain(*(x.to(DEVICE) for x in parts), chain.lengths)
     if hindrance == "impossible":
         chain.emissions[0, 20] = -INF
     assert walked_again(chain, monkeypatch)[0] == [1, 0]
@@ -95,4 +99,4 @@ def test_what_does_not_fit_is_walked_again(hindrance: str, monkeypatch: pytest.M
     torch.testing.assert_close(scores, expected)
     assert torch.isneginf(scores[0]) == (hindrance == "impossible")
     if hindrance != "impossible":
-        assert torch.equal(labels.cpu(), best_labels(chain))
+        assert set(labels[0].tolist()) == {1}
