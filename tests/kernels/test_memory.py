@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from oracles import memory as oracle
 from thalweg.errors import ConfigError, ShapeError
@@ -313,6 +314,30 @@ def test_attention_that_is_followed_is_left_to_pytorch() -> None:
         assert attend(queries, patterns, 0.7).dtype == torch.bfloat16
     compiled = torch.compile(lambda x: attend(x, patterns, 0.7), backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(queries), wanted)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch itself, at its first forward derivative
+def test_a_direction_is_never_lost() -> None:
+    """PyTorch's attention may not know forward derivatives, but a kernel would leave them out without a word."""
+    queries, patterns = random_memory((5, 9, 4), SINGLE)
+    with forward_ad.dual_level():
+        moving = forward_ad.make_dual(queries, torch.ones_like(queries))
+        try:
+            found = attend(moving, patterns, 0.7)
+        except (NotImplementedError, RuntimeError):
+            return
+        assert forward_ad.unpack_dual(found).tangent is not None
+
+
+@pytest.mark.parametrize("count", [50, 200, 1000])
+def test_many_patterns_far_below_the_top_count_together(count: int) -> None:
+    """Each has 2^-9 of the top's weight over their number: too little alone, much in all."""
+    patterns = torch.ones(count, 2)
+    patterns[:, 0] = 1 - (9 + math.log2(count)) * math.log(2) / 4
+    patterns[7] = torch.tensor([1.0, 0.0])
+    found = attend(torch.tensor([[1.0, 0.0]]), patterns, 4.0)
+    far = (count - 1) / count * 2.0**-9
+    torch.testing.assert_close(found[0, 1], torch.tensor(far / (1 + far)), rtol=1e-4, atol=0.0)
 
 
 def test_numbers_beyond_float32_are_as_large_as_can_be() -> None:
