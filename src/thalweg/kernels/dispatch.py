@@ -133,9 +133,14 @@ def memory_kernels(x: Tensor) -> ModuleType | None:
     >>> memory_kernels(torch.zeros(1, 1, dtype=torch.float64)) is None
     True
     """
-    if x.dtype != torch.float32 or not x.numel():
+    if x.dtype is not torch.float32 or not x.numel():
         return None
-    name = _fastest(x.device.type, False)
+    return _memories(x.device)
+
+
+@cache
+def _memories(device: torch.device) -> ModuleType | None:
+    name = _fastest(device.type, False)
     return None if name == "reference" else _module(f"{name}.memory")
 
 
