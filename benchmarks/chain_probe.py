@@ -65,11 +65,13 @@ def memory(side: str, size: tuple[int, int, int], *, device: str, budget: float)
 
     B, T, C = size
     short = min(T, 1000)
-    # Loads and compiles, by more than one thread where the real size uses several.
-    warm = jobs_of(side, Problem.random((min(B, 4), min(T, 64), C), device=device))[0]
-    warm.run()
-    warm.run()
-    del warm
+    # Loads and compiles; where that takes much work, also what several threads need, on little memory.
+    sizes = [(min(B, 4), min(T, 64), C), *([(4, 32, 256)] if side == "Thalweg low_memory" else [])]
+    for shape in sizes:
+        warm = jobs_of(side, Problem.random(shape, device=device))[0]
+        warm.run()
+        warm.run()
+        del warm
     if side == "pytorch-crf" and short < T:
         small = jobs_of(side, Problem.random((B, short, C), device=device))[0]
         began = time.perf_counter()
