@@ -1,6 +1,7 @@
-"""Run by ``chain.py`` in a process of its own: memory of one call, or the time of the first calls.
+r"""Run by ``chain.py`` in a process of its own: memory of one call, or the time of the first calls.
 
-    python benchmarks/chain_probe.py '{"what": "memory", "side": "Thalweg", "size": [32, 128, 64], "budget": 60}'
+    python benchmarks/chain_probe.py \
+        '{"what": "memory", "side": "Thalweg", "size": [32, 128, 64], "device": "cpu", "budget": 60}'
 
 One JSON object comes out. Memory is the growth of the resident set at its highest during one call of likelihood and
 gradient, over what it was with the inputs in place; small calls beforehand have loaded and compiled everything.
