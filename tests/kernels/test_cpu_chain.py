@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from contracts.callers import found_by_threads
 from thalweg.errors import ShapeError
 from thalweg.kernels import chain as ops
 from thalweg.kernels.potentials import Chain, SparseTransitions
@@ -302,17 +302,7 @@ class _Sums(Dataset):
 
 def test_many_callers_at_once(two_threads: None) -> None:
     expected = [_loss(seed) for seed in range(4)]
-    found: dict[int, list[float]] = {}
-
-    def work(seed: int) -> None:
-        found[seed] = [_loss(seed) for _ in range(10)]
-
-    callers = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert found == {seed: [expected[seed]] * 10 for seed in range(4)}
+    assert found_by_threads(_loss) == {seed: [expected[seed]] * 10 for seed in range(4)}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system with fork")

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from contracts.callers import found_by_threads
 from oracles import chain_passes as oracle
 from thalweg.errors import ShapeError
 from thalweg.kernels import chain as ops
@@ -190,17 +190,7 @@ class _Losses(Dataset):
 
 def test_many_callers_at_once(two_threads: None) -> None:
     expected = [_loss(seed) for seed in range(4)]
-    found: dict[int, list[float]] = {}
-
-    def work(seed: int) -> None:
-        found[seed] = [_loss(seed) for _ in range(10)]
-
-    callers = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert found == {seed: [expected[seed]] * 10 for seed in range(4)}
+    assert found_by_threads(_loss) == {seed: [expected[seed]] * 10 for seed in range(4)}
 
 
 def _in_child(queue: Any) -> None:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.kernels.gpu.arithmetic import pending
+from thalweg.kernels.gpu.arithmetic import finite_or_zero, pending
 from thalweg.kernels.gpu.halves import Halves, halve, scale_of
 from thalweg.kernels.gpu.launching import overlapped
 
@@ -37,6 +37,17 @@ def _write(out, out_low, out_scales, row, reading, mask, head, width, size, GP: 
         to = row[:, None] * (width // GP) + block[None, :]
         own = (tl.sum(mask.to(tl.int32), axis=1) > 0)[:, None] & (block < (head + 1) * (size // GP))[None, :]
         tl.store(out_scales + to, scale[:, None] + tl.zeros((scale.shape[0], DP // GP), tl.float32), mask=own)
+
+
+@triton.jit
+def _weigh(scores, most):
+    """Weights of scores (RP, SP), what those of earlier ones shrink by, and the highest score so far.
+
+    A row with nothing to read has -inf for all its scores, and weights of 0.
+    """
+    higher = tl.maximum(most, tl.max(scores, axis=1))
+    level = finite_or_zero(higher)
+    return tl.exp(scores - level[:, None]), tl.exp(most - level), higher
 
 
 @triton.jit
@@ -85,12 +96,9 @@ def _past(
     reading = tl.load(last + width, mask=own, other=0.0).to(tl.float32)
     for _ in range(0, count, SP):
         scores = tl.where((s < count)[None, :], tl.sum(keys * query[:, None, :], axis=2), -float("inf"))
-        higher = tl.maximum(most, tl.max(scores, axis=1))
-        weights = tl.exp(scores - higher[:, None])
-        decay = tl.exp(most - higher)
+        weights, decay, most = _weigh(scores, most)  # pyright: ignore[reportGeneralTypeIssues]
         reading = reading * decay[:, None] + tl.sum(values * weights[:, :, None], axis=1)
         total = total * decay + tl.sum(weights, axis=1)
-        most = higher
         s += SP
         there = ours[:, None] & (s < count)[None, :]
         ancestor = tl.load(lineage + row[:, None] * capacity + s[None, :], mask=there, other=0)
@@ -200,16 +208,13 @@ def _places(
         else:
             scores = tl.sum(query[:, None, :] * keys[None, :, :], axis=2)
         scores = tl.where(inside[None, :], scores, -float("inf"))
-        higher = tl.maximum(most, tl.max(scores, axis=1))
-        weights = tl.exp(scores - higher[:, None])
-        decay = tl.exp(most - higher)
+        weights, decay, most = _weigh(scores, most)  # pyright: ignore[reportGeneralTypeIssues]
         if RP >= 16 and DP >= 16:
             mixed = tl.dot(weights, values, input_precision="tf32x3")
         else:
             mixed = tl.sum(weights[:, :, None] * values[None, :, :], axis=1)
         reading = reading * decay[:, None] + mixed
         total = total * decay + tl.sum(weights, axis=1)
-        most = higher
         s += SP
         there += SP * memory_step
         mask = (s < count)[:, None] & known[None, :]
@@ -267,13 +272,9 @@ def _rows(
     reading = tl.zeros((RP, DP), tl.float32)
     for _ in range(0, tl.max(count, axis=0), SP):
         scores = tl.where(s[None, :] < count[:, None], tl.sum(keys * query[:, None, :], axis=2), -float("inf"))
-        higher = tl.maximum(most, tl.max(scores, axis=1))
-        safe = tl.where(higher == -float("inf"), 0.0, higher)  # a row with nothing to read
-        weights = tl.exp(scores - safe[:, None])
-        decay = tl.exp(most - safe)
+        weights, decay, most = _weigh(scores, most)  # pyright: ignore[reportGeneralTypeIssues]
         reading = reading * decay[:, None] + tl.sum(values * weights[:, :, None], axis=1)
         total = total * decay + tl.sum(weights, axis=1)
-        most = higher
         s += SP
         there += SP * memory_step
         mask = (s[None, :] < count[:, None])[:, :, None] & known[None, None, :]
