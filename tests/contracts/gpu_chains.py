@@ -1,4 +1,4 @@
-"""Chains for the tests of GPU kernels, and their best labels by plain Python."""
+"""Chains for the tests of GPU kernels; their values, gradients and best labels by plain Python."""
 
 from __future__ import annotations
 
@@ -73,3 +73,44 @@ def best_labels(chain: Chain) -> Tensor:
             y = int(back[t][y])
             labels[b, t] = y
     return labels
+
+
+# A plain log-space recursion in float64, one item at a time; its gradient is autograd's.
+
+
+def log_z(chain: Chain) -> Tensor:
+    totals = []
+    for b, length in enumerate(chain.lengths.tolist()):
+        alpha = chain.emissions[b, 0] + chain.start
+        for t in range(1, length):
+            alpha = torch.logsumexp(alpha[:, None] + matrix(chain, b, t - 1), 0) + chain.emissions[b, t]
+        totals.append(torch.logsumexp(alpha + chain.end, 0))
+    return torch.stack(totals)
+
+
+def score(chain: Chain, labels: Tensor) -> Tensor:
+    totals = []
+    for b, length in enumerate(chain.lengths.tolist()):
+        y = labels[b, :length].tolist()
+        total = chain.start[y[0]] + chain.end[y[-1]]
+        for t in range(length):
+            total = total + chain.emissions[b, t, y[t]]
+            if t:
+                total = total + matrix(chain, b, t - 1)[y[t - 1], y[t]]
+        totals.append(total)
+    return torch.stack(totals)
+
+
+def oracle(chain: Chain, weights: Tensor, gold: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    leaves = [part.cpu().double().requires_grad_() for part in chain[:4]]
+    plain = Chain(*leaves, chain.lengths.cpu())
+    values = log_z(plain)
+    if gold is not None:
+        values = values - score(plain, gold.cpu())
+    slopes = torch.autograd.grad((values * weights.cpu().double()).sum(), leaves, allow_unused=True)
+    return values.detach(), [torch.zeros_like(x) if d is None else d for x, d in zip(leaves, slopes, strict=True)]
+
+
+def assert_close(found: Tensor, wanted: Tensor, factor: float = 1.0) -> None:
+    tolerance = factor * (2e-6 if found.dtype == torch.float32 else 1e-13)
+    torch.testing.assert_close(found.cpu().double(), wanted.cpu().double(), rtol=tolerance, atol=tolerance)

@@ -50,6 +50,7 @@ def compile_instead(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> set[str]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.runtime.jit import JITFunction
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     names = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16"}
     names |= {torch.float16: "*fp16", torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8", torch.bool: "*i1"}
@@ -58,6 +59,8 @@ def compile_instead(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> set[str]:
     def kind(value: object) -> str:
         if isinstance(value, Tensor):
             return names[value.dtype]
+        if isinstance(value, TensorDescriptor):
+            return f"tensordesc<{names[value.base.dtype][1:]}{list(value.block_shape)}>"
         return "fp32" if isinstance(value, float) else "constexpr" if value == 1 else "i32"
 
     def compile_only(kernel, *arguments, grid, warmup, num_warps: int = 4, num_stages: int = 3, **constants) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from thalweg.energies import Seq2Seq, Seq2SeqConfig
+from thalweg.energies import seq2seq_compiled as energies
 from thalweg.errors import ThalwegError
 from thalweg.inference import Hypotheses, beam_search, greedy
 from thalweg.inference import compiled as module
@@ -141,6 +142,42 @@ def test_many_rows_that_end_at_all_times(threads: int) -> None:
     found = compiled(model, source, 3, max_length=12)
     assert len(set(found.lengths[:, 0].tolist())) > 2
     assert_same(found, ordinary(model, source, 3, max_length=12))
+
+
+@pytest.mark.parametrize("more", [{}, {"bidirectional": False, "attention": "dot"}, {"encoder_layers": 2}], ids=str)
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_short_and_long_sources_in_any_order(cell: Any, more: dict[str, Any]) -> None:
+    """The first symbol is looked up, the second is the first that is multiplied, sources end at all times."""
+    model = model_of(replace(SMALL, cell=cell, **more))
+    for count, longest in ((1, 1), (1, 2), (9, 1), (9, 2), (40, 3), (33, 16)):
+        assert_equal_searches(model, sources(count, longest, seed=longest), 2)
+    source = sources(33, 16)
+    for order in (source.lengths.argsort(), source.lengths.argsort(descending=True)):
+        assert_equal_searches(model, Padded(*(part[order] for part in source)), 1)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_first_symbols_are_looked_up_or_computed(monkeypatch: pytest.MonkeyPatch, cell: Any) -> None:
+    config, source = replace(SMALL, cell=cell), sources(40)
+    known = compiled(model_of(config), source, 3)
+    monkeypatch.setattr(energies, "MOST_KNOWN", 0)
+    model = model_of(config)
+    assert_equal_searches(model, source, 3)
+    assert energies._known[model].table is None
+    assert_same(known, compiled(model, source, 3))
+
+
+def test_a_table_of_first_symbols_that_is_out_of_date_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches read the table: without reading the weights anew, their answers are those of others."""
+    model, source = model_of(SMALL), sources(40)
+    compiled(model, source, 3)
+    with torch.no_grad():
+        model.source_embedding.weight.neg_()
+    with monkeypatch.context() as broken:
+        broken.setattr(energies._Known, "read", lambda known: None)
+        with pytest.raises(AssertionError):
+            assert_equal_searches(model, source, 3)
+    assert_equal_searches(model, source, 3)
 
 
 def test_large_queries_and_keys_take_the_exact_way() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from contracts.triton_kernels import DEVICE, here_only, needs_triton, outside, run_in_the_interpreter
 from thalweg.data import pad
 from thalweg.energies import Transformer, TransformerConfig
-from thalweg.energies.transformer_fixed import FixedTransformer, _addresses, plan
+from thalweg.energies.transformer_fixed import FixedTransformer, _outlines, _place_of, plan
 from thalweg.kernels import dispatch
 
 SOURCES = [[4, 5, 6], [7, 8], [5]]
@@ -54,6 +54,11 @@ def build(seed: int = 0, *, features=(), device: str = DEVICE, **settings) -> Tr
     return model
 
 
+def counted() -> torch.Tensor:
+    """Where the number of sources goes."""
+    return torch.zeros(1, dtype=torch.int32, device=DEVICE)
+
+
 def source(device: str = DEVICE):
     tokens, lengths, mask = pad(SOURCES)
     return type(pad(SOURCES))(tokens.to(device), lengths, mask.to(device))
@@ -65,7 +70,7 @@ def check_steps(model: Transformer) -> None:
     moves = torch.tensor([0, 0, 3, 2, 5, 4, 6, 7], device=DEVICE)  # the last source is not there
     fed = torch.tensor([[2] * 8, [4, 5, 6, 4, 5, 6, 4, 4], [5, 5, 4, 6, 6, 3, 4, 4]], device=DEVICE)
     with torch.no_grad():
-        fixed.load(source())
+        fixed.load(source(), counted())
         fixed.encode()
         fixed.lineage[:, 0] = torch.arange(8)
         state = model.select(model.begin(source()), torch.arange(3, device=DEVICE).repeat_interleave(2))
@@ -160,7 +165,7 @@ def test_long_sources(positions: str) -> None:
     tokens = pad([torch.randint(4, 9, (1027,)).tolist()])
     long = type(tokens)(tokens.tokens.to(DEVICE), tokens.lengths, tokens.mask.to(DEVICE))
     with torch.no_grad():
-        fixed.load(long)
+        fixed.load(long, counted())
         fixed.encode()
         expected = model.encode(long).memories
     for found, wanted in zip(fixed.memories, expected, strict=True):
@@ -185,8 +190,10 @@ def test_tables_of_a_recorded_encoder_stay() -> None:
 def test_nothing_is_left_of_other_sources() -> None:
     model = build()
     fixed = FixedTransformer(model, 4, 1, 4, 2)
-    fixed.load(source())
-    fixed.load(type(source())(*(part[:1, :2] if part.dim() == 2 else part[:1] for part in source())))
+    fixed.load(source(), counted())
+    few = counted()
+    fixed.load(type(source())(*(part[:1, :2] if part.dim() == 2 else part[:1] for part in source())), few)
+    assert few.tolist() == [1]
     assert fixed.sources.tokens.tolist() == [[4, 5, 1, 1], *[[1] * 4] * 3]
     fixed.encode()
     assert fixed.lengths.tolist() == [2, 1, 1, 1]
@@ -254,13 +261,14 @@ def test_addresses_follow_the_model() -> None:
         return sorted(x.data_ptr() for x in (*model.parameters(), *model.buffers()))
 
     def known() -> list[int]:
-        return sorted({address for address in _addresses(model) if address})
+        seen.append(_place_of(model))
+        return sorted({address for address in _outlines[model].addresses if address})
 
-    assert known() == sorted(set(walked()))
-    first = _addresses(model)
-    assert _addresses(model) == first
+    seen: list[int] = []
+    assert known() == known() == sorted(set(walked()))
     model.output = torch.nn.Linear(8, 7)
-    assert _addresses(model) != first
+    assert known() == sorted(set(walked()))
+    model.output.weight.data = torch.zeros(7, 8)
     assert known() == sorted(set(walked()))
     model.decoder.each[0].feedforward.up.weight = torch.nn.Parameter(torch.zeros(12, 8))
     assert known() == sorted(set(walked()))
@@ -268,3 +276,5 @@ def test_addresses_follow_the_model() -> None:
     assert known() == sorted(set(walked()))
     model.output.register_buffer("more", torch.zeros(3))
     assert known() == sorted(set(walked()))
+    assert seen[0] == seen[1]
+    assert len(set(seen)) == len(seen) - 1, "a number for every change"

@@ -69,7 +69,8 @@ class FixedMarkov:
         self.which = torch.zeros(items, dtype=torch.long, device=logits.device)
         self.rows = torch.zeros(items * width, dtype=torch.long, device=logits.device)
 
-    def load(self, inputs: Tensor) -> None:
+    def load(self, inputs: Tensor, count: Tensor) -> None:
+        count.fill_(len(inputs))
         self.which.zero_()
         self.which[: len(inputs)].copy_(inputs)
 

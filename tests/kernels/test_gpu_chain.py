@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from contracts import gpu_chains
-from contracts.gpu_chains import best_labels, matrix, problem
+from contracts.gpu_chains import assert_close, best_labels, log_z, matrix, oracle, problem, score
 from contracts.triton_kernels import DEVICE, RUNS, for_hopper, here_only, needs_triton, outside, run_in_the_interpreter
 from thalweg.kernels.potentials import Chain
 
@@ -67,48 +67,15 @@ def test_kernels_compile_for_hopper(kind: int, dtype: torch.dtype, C: int, monke
         _, saved = chain.forward(made, labels, method=method, keep=keep)
         if saved is not None:
             chain.backward(made, saved, weights, labels)
+    for total in (False, True):
+        chain.at_once(made, gold, total, True)
+    chain._scale(tuple(torch.empty_like(x) for x in made[:4]), weights)
     chain.viterbi(made)
     chain.viterbi(made, "chunked")
     chain.sample(made, torch.rand(1, 2, 40))
     assert {"prepare", "log_recurse", "log_posterior", "finish", "trace", "sample_back"} <= compiled
     held = {"recurse", "join", "posterior", "max_walk", "max_chunks", "trace_chunks", "join_chunks"}
     assert (held <= compiled) == (kind < 2 and C <= 128)
-
-
-# A plain log-space recursion in float64, one item at a time; its gradient is autograd's.
-
-
-def log_z(chain: Chain) -> Tensor:
-    totals = []
-    for b, length in enumerate(chain.lengths.tolist()):
-        alpha = chain.emissions[b, 0] + chain.start
-        for t in range(1, length):
-            alpha = torch.logsumexp(alpha[:, None] + matrix(chain, b, t - 1), 0) + chain.emissions[b, t]
-        totals.append(torch.logsumexp(alpha + chain.end, 0))
-    return torch.stack(totals)
-
-
-def score(chain: Chain, labels: Tensor) -> Tensor:
-    totals = []
-    for b, length in enumerate(chain.lengths.tolist()):
-        y = labels[b, :length].tolist()
-        total = chain.start[y[0]] + chain.end[y[-1]]
-        for t in range(length):
-            total = total + chain.emissions[b, t, y[t]]
-            if t:
-                total = total + matrix(chain, b, t - 1)[y[t - 1], y[t]]
-        totals.append(total)
-    return torch.stack(totals)
-
-
-def oracle(chain: Chain, weights: Tensor, gold: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-    leaves = [part.cpu().double().requires_grad_() for part in chain[:4]]
-    plain = Chain(*leaves, chain.lengths.cpu())
-    values = log_z(plain)
-    if gold is not None:
-        values = values - score(plain, gold.cpu())
-    slopes = torch.autograd.grad((values * weights.cpu().double()).sum(), leaves, allow_unused=True)
-    return values.detach(), [torch.zeros_like(x) if d is None else d for x, d in zip(leaves, slopes, strict=True)]
 
 
 def labellings(chain: Chain, item: int) -> tuple[Tensor, Tensor]:
@@ -121,11 +88,6 @@ def labellings(chain: Chain, item: int) -> tuple[Tensor, Tensor]:
         plain.emissions[[item]], A if A.dim() == 2 else A[[item]], plain.start, plain.end, plain.lengths[[item]]
     )
     return every, torch.cat([score(one, y[None]) for y in every])
-
-
-def assert_close(found: Tensor, wanted: Tensor, factor: float = 1.0) -> None:
-    tolerance = factor * (2e-6 if found.dtype == torch.float32 else 1e-13)
-    torch.testing.assert_close(found.cpu().double(), wanted.cpu().double(), rtol=tolerance, atol=tolerance)
 
 
 def assert_right(chain: Chain, gold: Tensor | None, *, factor: float = 1.0, **options: object) -> object:

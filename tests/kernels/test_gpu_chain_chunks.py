@@ -13,7 +13,7 @@ from thalweg.kernels.potentials import Chain
 pytestmark = needs_triton
 if RUNS:
     from thalweg.kernels.gpu import chain as gpu
-    from thalweg.kernels.gpu import chain_launch
+    from thalweg.kernels.gpu import chain_launch, launching
 
 
 @outside
@@ -40,6 +40,7 @@ def walked_again(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> tuple[list[in
         walk, back = Spy(), Spy()
         context.setattr(gpu.chain_decode, "max_walk", walk)
         context.setattr(gpu.chain_decode, "trace", back)
+        context.setattr(launching, "_tapes", {})  # what is recorded without them must not be repeated by others
         labels = gpu.viterbi(chain, "chunked")[1].cpu()
     assert walk.redo == back.redo
     return walk.redo, labels

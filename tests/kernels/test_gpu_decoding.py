@@ -27,7 +27,7 @@ INF, NAN = math.inf, math.nan
 
 pytestmark = needs_triton
 if RUNS:
-    from thalweg.kernels.gpu import decode_linear
+    from thalweg.kernels.gpu import decode_attention, decode_linear
     from thalweg.kernels.gpu import decoding as gpu
 
 
@@ -60,16 +60,20 @@ def test_layers_compile_for_hopper(rows: int, dtype: torch.dtype, compiled: set[
     position, D, F = torch.zeros(1, dtype=torch.long), 12, 600
     norm = decoding.Norm(room(D), room(D), 1e-5)
     x, queries, cache = room(rows, D), room(rows, D), room(3, rows, 2, D)
-    decoding.embed(room(rows, kind=torch.long), room(7, D), 2.0, room(3, D), position, x)
-    decoding.embed(room(rows, kind=torch.long), room(7, D), 1.0, None, position, x)
+    decoding.embed(decoding.Fed(room(rows, kind=torch.long), room(7, D), 2.0, room(3, D), position), x)
+    decoding.embed(decoding.Fed(room(rows, kind=torch.long), room(7, D), 1.0, None, position), x)
     decoding.project(x, room(3 * D, D), room(3 * D), queries, cache, position, norm)
     decoding.rotate(queries, cache, room(3, 2, D // 4, kind=torch.float32), position, 2)
-    for group in (1, rows):
-        decoding.attend_past(queries, cache, room(rows, 3, kind=torch.int32), position, 2, x, group=group)
+    decoding.attend_past(queries, cache, room(rows, 3, kind=torch.int32), position, 2, x)
     decoding.attend_source(queries, room(rows, 5, 2, D), room(rows, kind=torch.long), 2, x)
     decoding.attend_source(queries, room(1, 70, 2, D), room(1, kind=torch.long), 2, x)  # long, with many rows
     decoding.place(
-        room(2, 3, kind=torch.long), room(2, 3, kind=torch.bool), position.view(1, 1), position.view(1, 1) > 0, 0
+        room(2, 3, kind=torch.long),
+        room(2, 3, kind=torch.bool),
+        position.view(1, 1),
+        position.view(1, 1) > 0,
+        0,
+        room(1, kind=torch.int32),
     )
     decoding.linear(x, room(D, D), room(D), queries, residual=x, residual_norm=norm)
     for activation in decode_linear.ACTIVATIONS:
@@ -217,9 +221,10 @@ def test_embed() -> None:
     table, positions, out = normal(5, 6), normal(9, 6, seed=1), torch.zeros(3, 6, device=DEVICE)
     place = torch.tensor([8], device=DEVICE)
     assert_close(
-        gpu.embed(tokens, table, 2.5, positions, place, out), 2.5 * table[tokens].double() + positions[8].double()
+        gpu.embed(gpu.Fed(tokens, table, 2.5, positions, place), out),
+        2.5 * table[tokens].double() + positions[8].double(),
     )
-    assert_close(gpu.embed(tokens, table, 1.0, None, place, out), table[tokens].double())
+    assert_close(gpu.embed(gpu.Fed(tokens, table, 1.0, None, place), out), table[tokens].double())
 
 
 @here_only
@@ -229,7 +234,9 @@ def test_sources_are_put_into_larger_buffers(B: int, S: int) -> None:
     real = torch.ones(3, 5, dtype=torch.bool, device=DEVICE)
     tokens = torch.randint(1, 9, (S, B), generator=torch.Generator().manual_seed(B)).to(DEVICE).T  # columns apart
     mask = torch.arange(S, device=DEVICE) <= torch.arange(B, device=DEVICE).unsqueeze(1)
-    gpu.place(tokens, mask, to, real, 0)
+    count = torch.full((1,), -7, dtype=torch.int32, device=DEVICE)
+    gpu.place(tokens, mask, to, real, 0, count)
+    assert count.tolist() == [len(tokens)]
     wanted, wanted_real = torch.zeros_like(to), torch.zeros_like(real)
     wanted[:B, :S], wanted_real[:B, :S] = tokens, mask
     wanted_real[B:, 0] = True
@@ -247,9 +254,10 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor
 
 @here_only
 @pytest.mark.parametrize(
-    ("position", "R", "group"), [(0, 4, 1), (3, 4, 2), (15, 4, 1), (20, 4, 1), (20, 10, 5), (3, 9, 9)]
+    ("position", "R", "many"), [(0, 4, 8), (3, 5, 8), (15, 4, 8), (20, 5, 8), (20, 10, 8), (20, 9, 4), (3, 9, 4)]
 )
-def test_attention_to_the_past(position: int, R: int, group: int) -> None:
+def test_attention_to_the_past(position: int, R: int, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_attention, "_MANY", many)
     T, D, heads = 24, 6, 2
     queries, cache = normal(R, D), normal(T, R, 2, D, seed=1)
     lineage = torch.randint(0, R, (R, T), generator=torch.Generator().manual_seed(position)).int().to(DEVICE)
@@ -259,7 +267,7 @@ def test_attention_to_the_past(position: int, R: int, group: int) -> None:
     for s in range(position + 1):
         cache[s, [r for r in range(R) if r not in lineage[:, s].tolist()]] = NAN
     out = torch.zeros(R, D, device=DEVICE)
-    gpu.attend_past(queries, cache, lineage, torch.tensor([position], device=DEVICE), heads, out, group=group)
+    gpu.attend_past(queries, cache, lineage, torch.tensor([position], device=DEVICE), heads, out)
     steps = torch.arange(position + 1)
     for r in range(R):
         past = cache[steps, lineage[r, : position + 1].long()]

@@ -22,7 +22,7 @@ from contracts.triton_kernels import (
 pytestmark = needs_triton
 if RUNS:
     from thalweg.kernels.gpu import decoding as gpu
-    from thalweg.kernels.gpu import halves
+    from thalweg.kernels.gpu import halved_products, halves
     from thalweg.kernels.gpu.halves import Halves, Matrices
 
 BITS = 2.0**-21  # of the product of lengths: three of the four products of halves, added up in float32
@@ -38,11 +38,12 @@ def test_in_the_interpreter() -> None:
 
 @pytest.mark.slow
 @for_hopper
-@pytest.mark.parametrize("rows", [20, 300, 3000])
+@pytest.mark.parametrize("rows", [20, 300, 3000, 6000, 12_000])
 def test_products_compile_for_hopper(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from thalweg.kernels.gpu import decoding
+    from thalweg.kernels.gpu import decoding, halved_products
 
     compiled = compile_instead(monkeypatch)
+    monkeypatch.setattr(halved_products, "_copies_tiles", lambda x: True)
     room = decoding.Halves.empty(rows, 64, 16, torch.device("cpu"))
     inner = decoding.Halves.empty(rows, 128, 16, torch.device("cpu"))
     kept = decoding.Matrices([(torch.zeros(n, k), torch.zeros(n)) for n, k in ((192, 64), (64, 64), (128, 64))])
@@ -57,8 +58,9 @@ def test_products_compile_for_hopper(rows: int, monkeypatch: pytest.MonkeyPatch)
     long = decoding.Halves.empty(80, 64, 16, torch.device("cpu"))
     decoding.attend_places(torch.zeros(80, 192), torch.zeros(1, dtype=torch.long), 80, 4, long)
     lineage, position = torch.zeros(rows, 3, dtype=torch.int32), torch.zeros(1, dtype=torch.long)
-    for group in (1, 5):
-        decoding.attend_past(x, cache, lineage, position, 4, room, group=group)
+    decoding.attend_past(x, cache, lineage, position, 4, room)
+    fed = decoding.Fed(torch.zeros(rows, dtype=torch.long), x, 2.0, x, position)
+    decoding.normalise(x, decoding.Norm(torch.ones(64), torch.zeros(64), 1e-5), room, keep=True, fed=fed)
     assert compiled == {"_split", "_normalise", "_multiply", "_places", "_rows", "_past"}
 
 
@@ -216,6 +218,41 @@ def test_sums_and_slabs() -> None:
 
 
 @here_only
+@pytest.mark.parametrize("activation", ["none", "swiglu"])
+@pytest.mark.parametrize(("rows", "inner", "outer"), [(1, 32, 48), (70, 64, 96), (65, 32, 100)])
+def test_tiles_copied_whole_are_those_fetched_by_addresses(
+    rows: int, inner: int, outer: int, activation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many sums take: what lies past the last row and column must count for nothing."""
+    x, stream = normal(rows, inner), normal(rows, outer, seed=5)
+    kept = Matrices([(normal(outer, inner, seed=n), normal(outer, seed=n + 2)) for n in (1, 2)])
+    kept.refresh()
+    gate = kept[1] if activation == "swiglu" else None
+    seen: list[bool] = []
+
+    def described(*given: object) -> tuple[object, ...]:
+        seen.append(True)
+        return real(*given)
+
+    found = []
+    real = halved_products._described
+    monkeypatch.setattr(halved_products, "_described", described)
+    for boxed in (False, True):
+        tiles = halved_products.Tiles(64, 64, 4, 2, boxed=boxed)
+        monkeypatch.setattr(halved_products, "_tiles", lambda *given, tiles=tiles: tiles)
+        monkeypatch.setattr(halved_products, "_copies_tiles", lambda x: True)
+        out = torch.full((rows, outer), math.nan, device=DEVICE)
+        gpu.multiply(halved(x), kept[0], out, residual=stream, activation=activation, gate=gate)
+        found.append(out)
+        assert len(seen) == 3 * boxed
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+    if activation == "none":
+        assert torch.equal(*found)
+        weight, bias = normal(outer, inner, seed=1).double(), normal(outer, seed=3).double()
+        assert_close(found[0] - stream, x.double() @ weight.T + bias, x, weight)
+
+
+@here_only
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
 def test_sums_in_parts(keep: bool, normed: bool) -> None:
@@ -236,6 +273,24 @@ def test_sums_in_parts(keep: bool, normed: bool) -> None:
 
 
 @here_only
+@pytest.mark.parametrize("placed", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_is_fed_is_embedded_and_normalised(placed: bool, normed: bool, keep: bool) -> None:
+    rows, width = 13, 48
+    table, positions = normal(9, width), normal(5, width, seed=1)
+    tokens = torch.randint(9, (rows,), generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    fed = gpu.Fed(tokens, table, 2.5, positions if placed else None, torch.tensor([3], device=DEVICE))
+    norm = gpu.Norm(normal(width, seed=6), normal(width, seed=7), 1e-5)
+    x = torch.full((rows, width), math.nan, device=DEVICE)
+    found = gpu.normalise(x, norm if normed else None, Halves.empty(rows, width, 16, x.device), keep=keep, fed=fed)
+    expected = 2.5 * table[tokens].double() + (positions[3].double() if placed else 0)
+    after = torch.nn.functional.layer_norm(expected, (width,), norm.weight.double(), norm.bias.double())
+    torch.testing.assert_close(whole(found), after if normed else expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(x.double(), after if normed and keep else expected, rtol=1e-5, atol=1e-5)
+
+
+@here_only
 @pytest.mark.parametrize(("rows", "width"), [(1, 16), (7, 48), (1030, 16)])
 @pytest.mark.parametrize("keep", [False, True])
 def test_normalised_rows(rows: int, width: int, keep: bool) -> None:
@@ -246,6 +301,30 @@ def test_normalised_rows(rows: int, width: int, keep: bool) -> None:
     expected = torch.nn.functional.layer_norm(before.double(), (width,), gain.double(), shift.double())
     torch.testing.assert_close(whole(found), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(x.double(), expected if keep else before.double(), rtol=1e-5, atol=1e-5)
+
+
+@here_only
+def test_gelu_has_the_digits_of_float32() -> None:
+    """Of what a bias gives it, exactly; also where Phi is tiny, and where there is none."""
+
+    def gelu(x: Tensor) -> Tensor:
+        out = torch.empty(2, len(x), device=DEVICE)
+        gpu.linear(torch.zeros(2, 16, device=DEVICE), torch.zeros(len(x), 16, device=DEVICE), x, out, activation="gelu")
+        assert torch.equal(out[0].nan_to_num(7), out[1].nan_to_num(7))
+        return out[0]
+
+    x = torch.linspace(-9, 9, 4096, device=DEVICE)
+    exact = x.double() * 0.5 * torch.special.erfc(-x.double() / math.sqrt(2))
+    off = (gelu(x) - exact).abs()
+    assert (off / x.abs()).max() <= 2e-7
+    far = (x < -1) & (x > -5)
+    usual = (torch.nn.functional.gelu(x.cpu()).to(DEVICE) - exact).abs()
+    assert (off / exact.abs())[far].max() < (usual / exact.abs())[far].max()
+    odd = gelu(torch.tensor([math.inf, math.nan, -math.inf, 0.0, 1e30, -1e-30], device=DEVICE).repeat(3)[:16])
+    assert odd[0] == math.inf
+    assert odd[1].isnan()
+    assert not odd[2].isfinite()
+    torch.testing.assert_close(odd[3:6].cpu(), torch.tensor([0.0, 1e30, -5e-31]), rtol=1e-6, atol=0)
 
 
 @here_only
@@ -288,7 +367,7 @@ def test_readings_in_halves_are_those_in_float32(width: int, T: int) -> None:
     for block in (16, 32):
         for attend in (
             lambda out: gpu.attend_source(queries, memory, lengths, heads, out),
-            lambda out: gpu.attend_past(queries, cache, lineage, position, heads, out, group=width),
+            lambda out: gpu.attend_past(queries, cache, lineage, position, heads, out),
         ):
             expected = attend(torch.zeros(rows, D, device=DEVICE))
             found = whole(attend(Halves.empty(rows, D, block, queries.device)))

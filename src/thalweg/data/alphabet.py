@@ -86,7 +86,12 @@ class Alphabet:
         ('a', 'b')
         """
         result, symbols, size = [], self._symbols, len(self)
-        for number in map(int, ids):
+        numbers = list(map(int, ids))
+        if numbers and numbers[-1] == EOS:  # as searches give them: nothing but symbols, and the end
+            numbers.pop()
+        if numbers and min(numbers) >= SPECIALS and max(numbers) < size:
+            return tuple([symbols[number - SPECIALS] for number in numbers])
+        for number in numbers:
             if SPECIALS <= number < size:
                 result.append(symbols[number - SPECIALS])
             elif number == EOS:
@@ -103,6 +108,9 @@ class Alphabet:
         >>> Alphabet(["a", "b"]).unknown("cabzc")
         ('c', 'z')
         """
+        symbols = tuple(symbols)
+        if self._ids.keys() >= set(symbols):
+            return ()
         return tuple(dict.fromkeys(symbol for symbol in symbols if symbol not in self._ids))
 
     def to_json(self) -> list[str]:

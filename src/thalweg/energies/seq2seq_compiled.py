@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,14 +15,16 @@ from thalweg.energies.seq2seq import Seq2Seq
 from thalweg.energies.seq2seq_weights import PANEL, Stack, Weights, padded
 from thalweg.inference.compiled import CompiledPlan
 from thalweg.kernels import dispatch
-from thalweg.kernels.fixed_beam import Beam, start
+from thalweg.kernels.fixed_beam import Beam
 from thalweg.layers.padded import Padded
 from thalweg.layers.reduced import ReducedLinear
 
 __all__ = ["CompiledSeq2Seq"]
 
 MANY_ROWS = 32  # from here on products read weights in panels
+MOST_KNOWN = 1 << 22  # numbers of the table of first symbols
 _weights: WeakKeyDictionary[Seq2Seq, Weights] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Seq2Seq, _Known] = WeakKeyDictionary()
 
 
 def _rows(*shape: int) -> Tensor:
@@ -29,34 +32,95 @@ def _rows(*shape: int) -> Tensor:
     return torch.zeros(*shape[:-1], shape[-1] + PANEL)[..., : shape[-1]]
 
 
+class _Known:
+    """What the first layer of an encoder knows after one symbol, for every symbol and direction.
+
+    A row is the state, an LSTM's cell state, and what the next step adds of it: all that comes before the second
+    product. Nothing where that would be a table of more than ``MOST_KNOWN`` numbers.
+    """
+
+    def __init__(self, model: Seq2Seq, weights: Weights):
+        self.weights, self.seen, self.H, self.lstm = weights, [], model.config.hidden, model.config.cell == "lstm"
+        symbols, gates = model.source_embedding.num_embeddings, (4 if self.lstm else 3) * self.H
+        each = (2 if self.lstm else 1) * self.H + gates
+        fits = weights.sources is not None and symbols * weights.directions * each <= MOST_KNOWN
+        self.table = torch.zeros(symbols, weights.directions, each) if fits else None
+        self.read()
+
+    @torch.no_grad()
+    def read(self) -> None:
+        """Follow the weights."""
+        if self.table is None or self.seen is self.weights.copies:
+            return
+        sources, past, H, states = self.weights.sources, self.weights.past[0], self.H, 2 if self.lstm else 1
+        assert sources is not None
+        gates = self.table.size(2) - states * H
+        for side in range(self.weights.directions):
+            rows = slice(side * padded(gates), side * padded(gates) + gates)
+            weight, bias, x = past.weight[rows], past.bias[rows], sources[:, side * gates : (side + 1) * gates]
+            first = self._after(x, bias)
+            mapped = torch.addmm(bias, first[0], weight.T)
+            torch.cat([*first, mapped], dim=1, out=self.table[:, side])
+        self.seen = self.weights.copies
+
+    def _after(self, x: Tensor, bias: Tensor) -> list[Tensor]:
+        """The states after a first step that is fed ``x``."""
+        if self.lstm:
+            i, _, g, o = (x + bias).chunk(4, dim=1)
+            cell = i.sigmoid() * g.tanh()
+            return [o.sigmoid() * cell.tanh(), cell]
+        (r, z, n), (r_bias, z_bias, n_bias) = x.chunk(3, dim=1), bias.chunk(3)
+        n = (n + (r + r_bias).sigmoid() * n_bias).tanh()
+        return [n - (z + z_bias).sigmoid() * n]
+
+
 class _Encoder:
-    """The encoder's outputs and last states for A sources of S symbols."""
+    """The encoder's outputs and last states for A sources of S symbols.
+
+    All places of all sources lie one after the other, without padding. ``slots`` are the sources, longest first: where
+    each begins and how long it is; ``slot`` is which of them an item is.
+    """
 
     def __init__(self, model: Seq2Seq, weights: Weights, ops: Any, items: int, places: int):
         config = model.config
         self.ops, self.weights, self.H, self.places, self.items = ops, weights, config.hidden, places, items
         self.lstm = config.cell == "lstm"
         wide = self.H * weights.directions
-        self.tokens = torch.full((items, places), model.pad, dtype=torch.long)
-        self.lengths = torch.ones(items, dtype=torch.long)
-        self.outputs = [torch.zeros(items, places, wide) for _ in range(config.encoder_layers)]
+        self.total = 0  # places that are there
+        self.tokens = torch.full((items * places,), model.pad, dtype=torch.long)
+        self.lengths, self.starts, self.slot = torch.zeros(3, items, dtype=torch.long)
+        self.slots = torch.zeros(items, 2, dtype=torch.long)
+        # In NumPy: for one source a call of torch takes longer than what it does.
+        self.arrays = [x.numpy() for x in (self.tokens, self.lengths, self.starts, self.slot, self.slots)]
+        self.outputs = [torch.zeros(items * places, wide) for _ in range(config.encoder_layers)]
         states = 2 if self.lstm else 1
         self.finals = torch.zeros(states, items, wide * config.encoder_layers)
         self.zeros = torch.zeros(self.H)
+        if model not in _known:
+            _known[model] = _Known(model, weights)
+        self.known = _known[model]
 
     def load(self, model: Seq2Seq, source: Padded) -> None:
         """Sources where they are read; what has no compiled form is encoded here."""
         tokens, lengths, mask = source
         B, S = tokens.shape
-        self.lengths[:B] = lengths
+        count, (symbols, own, starts, slot, slots) = lengths.numpy(), self.arrays
+        own[:B] = count
+        np.cumsum(count[:-1], out=starts[1:B])
+        self.total = int(starts[B - 1] + count[-1])
         if model.config.reverse_source:
             turned = lengths[:, None] - 1 - torch.arange(S)
             tokens = tokens.gather(1, torch.where(turned >= 0, turned, turned + S))
         if self.weights.sources is not None:
-            self.tokens[:B, :S] = tokens
+            self.known.read()
+            order = np.argsort(-count, kind="stable")
+            slot[order] = np.arange(B)
+            slots[:B, 0], slots[:B, 1] = starts[order], count[order]
+            symbols[: self.total] = tokens.numpy()[mask.numpy()]
             return
         outputs, finals = model.encoder(model.source_embedding(tokens), lengths=lengths, mask=mask)
-        self.outputs[-1][:B, :S] = outputs
+        slot[:B] = np.arange(B)
+        self.outputs[-1][: self.total] = outputs[mask]
         for final, part in zip(self.finals, finals, strict=True):
             final[:B] = part.transpose(0, 1).flatten(1)
 
@@ -69,22 +133,22 @@ class _Encoder:
         many, x = self.items > 8, (self.weights.sources, self.weights.sources.stride(0) * 4, self.tokens)
         code = self.ops.code(self.ops.PANELS if many else self.ops.LINEAR)
         self.kept: list[Tensor] = []
+        known = 0 if self.known.table is None else self.known.table
         for n, (past, out) in enumerate(zip(self.weights.past, self.outputs, strict=True)):
             if n:
                 fed = self.weights.fed[n - 1]
                 mapped = torch.zeros(self.items * self.places, fed.outer)
-                read = self.outputs[n - 1].view(len(mapped), -1)
-                program.append((self.places, *fed.op(read, mapped, many=len(mapped) > MANY_ROWS)))
-                x = (mapped, mapped.stride(0) * 4, 0)
+                program.append((0, *fed.op(self.outputs[n - 1], mapped, many=len(mapped) > MANY_ROWS)))
+                x, known = (mapped, mapped.stride(0) * 4, 0), 0
                 self.kept.append(mapped)
             room = _rows(D, self.items, padded(gates))
             self.kept.append(room)
             states = [final[:, n * D * H :] for final in self.finals]
             weights = (past.laid_out(many), code, past.bias, room, padded(gates))
             state = (states[0], states[0].stride(0) * 4, states[1] if self.lstm else 0)
-            sizes = (self.lengths, self.places, H, gates, self.zeros, room.stride(0) * 4, D)
+            sizes = (self.slots, known, H, gates, self.zeros, room.stride(0) * 4, D)
             kind = self.ops.RECUR["lstm" if self.lstm else "gru"]
-            program.append((kind, *x, *weights, *state, out, out.stride(1) * 4, *sizes))
+            program.append((kind, *x, *weights, *state, out, out.stride(0) * 4, *sizes))
         return program
 
 
@@ -106,11 +170,11 @@ class _Layer:
         """What is for the layer above, or for attention and output."""
         return self.out[:, self.past :]
 
-    def begin(self, hidden: Tensor, cell: Tensor | None, tanh: bool) -> list[tuple]:
-        """The states before the first step, put as if a step had left them."""
+    def begin(self, hidden: Tensor, cell: Tensor | None, slot: Tensor, tanh: bool) -> list[tuple]:
+        """The states before the first step, put as if a step had left them; ``slot`` is where each item's are."""
 
         def copied(x: Tensor, out: Tensor, tanh: bool) -> tuple:
-            return (self.ops.COPY, x, x.stride(0) * 4, out, self.H * 4, self.H, int(tanh))
+            return (self.ops.COPY, x, x.stride(0) * 4, out, self.H * 4, self.H, int(tanh), slot)
 
         # A row of its item's number: the first step looks for its parent there.
         carried = copied(hidden, self.states[1], tanh) if cell is None else copied(cell, self.states[1], False)
@@ -143,9 +207,7 @@ class _Memory:
         items, places = encoder.items, encoder.places
         self.weights = model.attention.combine.weight.detach() if self.score == "additive" else 0
         self.mapped, self.out = torch.zeros(items * places, stack.outer), torch.zeros(rows, self.M)
-        self.read = (
-            torch.zeros(items * places, stack.inner) if self.folded else encoder.outputs[-1].view(len(self.mapped), -1)
-        )
+        self.read = torch.zeros(items * places, stack.inner) if self.folded else encoder.outputs[-1]
         self.powers = torch.zeros(items * places, self.H) if self.score == "additive" else 0
         self.calm = torch.zeros(items, dtype=torch.long)  # 1 where keys are small
         dot = self.score == "dot"
@@ -153,12 +215,12 @@ class _Memory:
 
     def begin(self) -> list[tuple]:
         """Keys and mapped values of every place."""
-        ops, places, program = self.ops, self.encoder.places, []
+        ops, program = self.ops, []
         if self.folded:
-            program.append((places, ops.FOLD, self.encoder.outputs[-1], self.read, self.H))
-        program.append((places, *self.stack.op(self.read, self.mapped, many=len(self.mapped) > MANY_ROWS)))
+            program.append((0, ops.FOLD, self.encoder.outputs[-1], self.read, self.H))
+        program.append((0, *self.stack.op(self.read, self.mapped, many=len(self.mapped) > MANY_ROWS)))
         if self.score == "additive":
-            sizes = (self.encoder.lengths, places, self.H, self.calm)
+            sizes = (self.encoder.lengths, self.encoder.starts, self.H, self.calm)
             program.append((ops.POWERS, self.keys, self.keys.stride(0) * 4, self.powers, *sizes))
         return program
 
@@ -168,7 +230,7 @@ class _Memory:
         query, own = (top.above, top.above[:, self.H :]) if additive else (top.h, top.above)
         fed = (query, query.stride(0) * 4, own, own.stride(0) * 4)
         keys = (self.keys, self.keys.stride(0) * 4, self.powers, self.weights, self.values, self.values.stride(0) * 4)
-        sizes = (self.encoder.lengths, items, self.encoder.places, self.H, self.calm)
+        sizes = (self.encoder.lengths, items, self.encoder.starts, self.H, self.calm, self.encoder.places)
         return (self.ops.ATTEND, self.out, self.M, *fed, *keys, *sizes)
 
 
@@ -219,7 +281,9 @@ class CompiledSeq2Seq:
         for n, layer in enumerate(self.layers):
             parts = [state[:, n * H :] for state in states]
             # A cell state is unbounded, a hidden state lives in (-1, 1).
-            program += layer.begin(parts[0], parts[1] if len(parts) > 1 else None, bool(weights.bridge))
+            program += layer.begin(
+                parts[0], parts[1] if len(parts) > 1 else None, self.encoder.slot, bool(weights.bridge)
+            )
         return program if self.memory is None else [*program, *self.memory.begin()]
 
     def _program(self, model: Seq2Seq) -> list[tuple]:
@@ -262,8 +326,8 @@ class CompiledSeq2Seq:
 
     def run(self, count: int, bos: int, **request: Any) -> None:
         """Search the first ``count`` items."""
-        start(self.beam, torch.tensor([count], dtype=torch.int32), bos)
-        self.search.run(count, **request)
+        self.search.start(bos)
+        self.search.run(count, places=self.encoder.total, **request)
 
 
 def plan(model: Seq2Seq, source: Padded) -> CompiledPlan | None:

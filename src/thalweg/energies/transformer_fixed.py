@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import weakref
+from dataclasses import dataclass
+from itertools import count
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,10 +98,13 @@ class FixedTransformer:
         known = model.config.has_softmax and model.config.norm_of_decoder == "layer"
         return plain and known and kind in (torch.float32, torch.bfloat16)
 
-    def load(self, source: Padded) -> None:
-        """Put sources where :meth:`encode` reads them; what is left of the buffers is a source of one symbol."""
+    def load(self, source: Padded, count: Tensor) -> None:
+        """Put sources where :meth:`encode` reads them, and how many they are to ``count`` (1,) int32.
+
+        What is left of the buffers is a source of one symbol.
+        """
         tokens, mask = (part.to(self.lengths.device, non_blocking=True) for part in (source.tokens, source.mask))
-        self.kernels.place(tokens, mask, self.sources.tokens, self.sources.mask, self.model.pad)
+        self.kernels.place(tokens, mask, self.sources.tokens, self.sources.mask, self.model.pad, count)
 
     def encode(self) -> None:
         """Keys and values of the sources; the lineage is for whoever searches to begin."""
@@ -117,12 +122,13 @@ class FixedTransformer:
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Feed ``tokens (R,)`` at ``position (1,)``: logits ``(R, V)``, not normalised, in a buffer of this object."""
-        model, ops, halved = self.model, self.kernels, self.halved
-        x, other = self.streams if halved is None else (halved.rooms.x[0], halved.rooms.other[0])
+        model, ops = self.model, self.kernels
         scale = model.config.width**0.5 if model.config.embedding_scale else 1.0
-        ops.embed(tokens, model.target_embedding.weight, scale, self.positions, position, x)
-        if halved is not None:
-            return self._halved_step(halved, position)
+        fed = ops.Fed(tokens, model.target_embedding.weight, scale, self.positions, position)
+        if self.halved is not None:
+            return self._halved_step(self.halved, fed)
+        x, other = self.streams
+        ops.embed(fed, x)
         # The norm that whoever reads the stream still has to apply, where norms come after the sums.
         pending = None if model.target_norm is None else _norm(ops, model.target_norm)
         if pending and model.config.norm == "pre":
@@ -134,11 +140,11 @@ class FixedTransformer:
         last = pending if model.decoder.norm is None else _norm(ops, model.decoder.norm)
         return ops.linear(x, model.output.weight, self.bias, self.logits, norm=last)
 
-    def _halved_step(self, halved: HalvedTransformer, position: Tensor) -> Tensor:
+    def _halved_step(self, halved: HalvedTransformer, fed: Any) -> Tensor:
         model, rooms = self.model, halved.rooms
-        halved.begin_step(model.target_norm, model.config.norm == "pre")
+        halved.begin_step(fed, model.target_norm, model.config.norm == "pre")
         for layer, cache, memory in zip(model.decoder.each, self.caches, self.memories, strict=True):
-            about = (self.lengths, self.lineage, position, self.angles)
+            about = (self.lengths, self.lineage, fed.position, self.angles)
             halved.layer(layer, cache, memory, *about, first=cache is self.caches[0])
         halved.output(model.decoder.norm, model.output, self.logits)
         halved.rooms = rooms  # every step begins with the same buffers
@@ -159,8 +165,7 @@ class FixedTransformer:
         ops, pre = self.kernels, layer.first
         norm = _norm(ops, layer.attention_norm)
         self._project(layer, cache, position, x, norm if pre else pending)
-        heads, group = layer.attention.heads, len(self.queries) // len(memory)
-        ops.attend_past(self.queries, cache, self.lineage, position, heads, self.reading, group=group)
+        ops.attend_past(self.queries, cache, self.lineage, position, layer.attention.heads, self.reading)
         self._add(layer.attention.out, self.reading, x, other, pending)
         pending = None if pre else norm
 
@@ -196,7 +201,11 @@ def _norm(ops: Any, norm: nn.Module) -> Any:
     return ops.Norm(norm.weight, norm.bias, norm.eps)
 
 
-class _Outline(NamedTuple):
+_numbers = count()
+
+
+@dataclass
+class _Outline:
     """Where a model's tensors are named, to see in a few microseconds that it is made of the same ones."""
 
     parts: list[dict[str, Any]]  # parameters, buffers and children of all modules
@@ -205,6 +214,8 @@ class _Outline(NamedTuple):
     names: list[str]
     things: list[Any]  # and what it was
     tensors: list[Tensor]
+    addresses: tuple[int, ...] = ()
+    number: int = -1  # of these addresses
 
     @classmethod
     def of(cls, model: nn.Module) -> _Outline:
@@ -230,12 +241,15 @@ class _Outline(NamedTuple):
 _outlines: weakref.WeakKeyDictionary[nn.Module, _Outline] = weakref.WeakKeyDictionary()
 
 
-def _addresses(model: nn.Module) -> tuple[int, ...]:
-    """Of all parameters and buffers."""
+def _place_of(model: nn.Module) -> int:
+    """A number that stands for the addresses of all its parameters and buffers: another as soon as one is."""
     outline = _outlines.get(model)
     if outline is None or not outline.holds():
         outline = _outlines[model] = _Outline.of(model)
-    return tuple(map(Tensor.data_ptr, outline.tensors))
+    addresses = tuple(map(Tensor.data_ptr, outline.tensors))
+    if addresses != outline.addresses:
+        outline.addresses, outline.number = addresses, next(_numbers)
+    return outline.number
 
 
 def plan(model: Transformer, source: Padded) -> FixedPlan | None:
@@ -252,7 +266,7 @@ def plan(model: Transformer, source: Padded) -> FixedPlan | None:
         return None  # the ordinary search says what is wrong
     places = -(-source.tokens.size(1) // 4) * 4
     # A graph reads the weights, and batch norm's statistics, where they were when it was recorded.
-    where = _addresses(model)
+    where = _place_of(model)
 
     def make(items: int, width: int, capacity: int) -> FixedTransformer:
         return FixedTransformer(model, items, width, places, capacity)

@@ -118,11 +118,13 @@ class HalvedTransformer:
             assert layer.cross is not None
             ops.multiply(rooms.read, self._matrix(layer.cross.memory), memory.view(x.shape[1], -1))
 
-    def begin_step(self, norm: nn.Module | None, pre: bool) -> None:
-        """Embeddings are in ``rooms.x[0]``: ready for the first layer."""
-        if norm is not None or not pre:
+    def begin_step(self, fed: Any, norm: nn.Module | None, pre: bool) -> None:
+        """Embeddings of what is fed go to ``rooms.x[0]``, ready for the first layer."""
+        if norm is None and pre:
+            self.kernels.embed(fed, self.rooms.x[0])
+        else:
             norm = None if norm is None else _norm(self.kernels, norm)
-            self.kernels.normalise(self.rooms.x[0], norm, self.rooms.read, keep=True)
+            self.kernels.normalise(self.rooms.x[0], norm, self.rooms.read, keep=True, fed=fed)
 
     def layer(
         self,
@@ -145,8 +147,7 @@ class HalvedTransformer:
         ops.multiply(rooms.read, self._matrix(own.project), self.queries, cache=cache, position=position)
         if angles is not None:
             ops.rotate(self.queries, cache, angles, position, own.heads)
-        group = len(self.queries) // len(memory)
-        ops.attend_past(self.queries, cache, lineage, position, own.heads, rooms.reading, group=group)
+        ops.attend_past(self.queries, cache, lineage, position, own.heads, rooms.reading)
         self._add(layer, own.out, rooms, layer.attention_norm, layer.cross_norm, x, other)
         ops.multiply(rooms.read, self._matrix(cross.query), self.queries)
         ops.attend_source(self.queries, memory, lengths, cross.heads, rooms.reading)

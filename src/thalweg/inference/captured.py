@@ -39,8 +39,8 @@ class FixedDecoder(Protocol):
         """(R, T) int32, reordered by the search: the row in which each row's past steps were written."""
         ...
 
-    def load(self, inputs: Any, /) -> None:
-        """Put at most A inputs where :meth:`encode` finds them."""
+    def load(self, inputs: Any, count: Tensor, /) -> None:
+        """Put at most A inputs where :meth:`encode` finds them, and how many they are to ``count`` (1,) int32."""
         ...
 
     def encode(self) -> None:
@@ -120,8 +120,7 @@ class _Captured:
 
     def run(self, inputs: Any, first: int, count: int) -> Hypotheses:
         """Answers for ``count`` inputs, the batch's from number ``first`` on."""
-        self.decoder.load(inputs)
-        self.count.fill_(count)
+        self.decoder.load(inputs, self.count)
         if self.graphs is None:
             self.begin()
             for _ in range(self.request.max_length):
@@ -233,10 +232,11 @@ def _run(model: Any, plan: FixedPlan, inputs: Any, first: int, last: int, reques
     # A graph has the precision of products that was set when it was recorded.
     key = (items, plan.shape, request, torch.get_float32_matmul_precision())
     kept = _kept.setdefault(model, OrderedDict())
-    if key not in kept:
+    captured = kept.pop(key, None)
+    if captured is None:
         decoder = plan.make(items, request.width, request.max_length)
-        kept[key] = _Captured(model, decoder, items, request, plan.device)
-        while len(kept) > MOST_SHAPES:
+        captured = _Captured(model, decoder, items, request, plan.device)
+        while len(kept) >= MOST_SHAPES:
             kept.popitem(last=False)
-    kept.move_to_end(key)
-    return kept[key].run(inputs, first, size)
+    kept[key] = captured  # used last
+    return captured.run(inputs, first, size)

@@ -246,6 +246,7 @@ class LinearChain(Structure):
         if kernels is None:
             values, finite = ops.log_likelihood(self.potentials, value, backend=self.backend, **settings), None
         else:
+            settings["look"] = self.checked
             values, finite = ops.watched_log_likelihood(self.potentials, value.contiguous(), kernels, **settings)
         # The one time that anything waits for the device:
         if self.checked and not (_all_finite(values.detach()) if finite is None else finite):

@@ -91,16 +91,19 @@ def _aliases(inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Call:
-    """What :class:`_Value` is asked for, and in ``finite`` whether it saw that every value is: None if it did not look.
+    """What :class:`_Value` is asked for, and in ``told`` whether it saw that every value is finite, None if not.
 
+    Where the caller is going to ``look`` it may also be a guess, which must be settled before anyone does.
     One argument, for torch looks at each by itself.
     """
 
-    __slots__ = ("chain", "finite", "gold", "kernels", "low_memory", "total")
+    __slots__ = ("chain", "gold", "kernels", "look", "low_memory", "told", "total")
 
-    def __init__(self, kernels: ModuleType, chain: Chain, gold: Tensor | None, low_memory: bool, total: bool):
+    def __init__(
+        self, kernels: ModuleType, chain: Chain, gold: Tensor | None, low_memory: bool, total: bool, look: bool = False
+    ):
         self.kernels, self.chain, self.gold, self.low_memory, self.total = kernels, chain, gold, low_memory, total
-        self.finite: bool | None = None
+        self.look, self.told = look, None
 
     def at_once(self) -> tuple[Tensor, Any, Any, Any] | None:
         """Values or their total, what a backward pass needs, the gradient for weights of 1, and who can scale it."""
@@ -109,11 +112,16 @@ class _Call:
             return None
         if not all(x.is_contiguous() for x in inputs_of(chain)):
             chain = _plain(chain)
-        found = kernels.at_once(chain, self.gold, self.total)
+        found = kernels.at_once(chain, self.gold, self.total, self.look)
         if found is None:
             return None
-        value, saved, unit, self.finite = found
+        value, saved, unit, self.told = found
         return value, saved, unit, kernels.times
+
+    def settle(self) -> bool | None:
+        """Whether every value is finite, None if no one knows; what was guessed is as it should be from now on."""
+        told, self.told = self.told, None
+        return told if told is None or isinstance(told, bool) else told.settled() or None
 
     def in_turn(self, keep: bool) -> tuple[Tensor, Any, None, None]:
         """The same, as far as the forward pass alone gives it."""
@@ -263,9 +271,17 @@ def log_likelihood(
 
 
 def watched_log_likelihood(
-    chain: Chain, gold: Tensor, kernels: ModuleType, *, low_memory: bool = False, total: bool = False
+    chain: Chain,
+    gold: Tensor,
+    kernels: ModuleType,
+    *,
+    low_memory: bool = False,
+    total: bool = False,
+    look: bool = True,
 ) -> tuple[Tensor, bool | None]:
     """:func:`log_likelihood` by compiled kernels, and whether all of it is finite; None where no one looked.
+
+    Without ``look`` nothing waits for a GPU; with it, kernels may take shorter ways and wait to hear if they could.
 
     >>> from thalweg.kernels.dispatch import chain_kernels
     >>> none = torch.zeros(2)
@@ -273,8 +289,8 @@ def watched_log_likelihood(
     >>> watched_log_likelihood(chain, torch.zeros(16, 1).long(), chain_kernels("auto", chain))[1] in (True, None)
     True
     """
-    call = _Call(kernels, chain, gold, low_memory, total)
-    return _apply(call), call.finite
+    call = _Call(kernels, chain, gold, low_memory, total, look)
+    return _apply(call), call.settle()
 
 
 def _value(

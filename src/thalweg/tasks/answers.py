@@ -117,6 +117,10 @@ def read_answers(found: Hypotheses, target: Side, *, proving: bool) -> list[tupl
     scores, finished, optimal = found.scores.tolist(), found.finished.tolist(), found.optimal.tolist()
     rows, decode, join = [], target.alphabet.decode, target.symbols.join
     for b in range(found.size):
+        if len(lengths[b]) == 1 and lengths[b][0]:  # alone, it has all of the probability
+            symbols, proved = decode(tokens[b][0][: lengths[b][0]]), optimal[b] if proving else None
+            rows.append((Answer(join(symbols), symbols, scores[b][0], finished[b][0], optimal=proved),))
+            continue
         there = [j for j, length in enumerate(lengths[b]) if length]
         pieces = [decode(tokens[b][j][: lengths[b][j]]) for j in there]
         shares = _shares([(symbols, finished[b][j], scores[b][j]) for symbols, j in zip(pieces, there, strict=True)])
@@ -174,6 +178,8 @@ def cut_at(symbols: Piece, strange: set[str], tags: Piece = ()) -> list[tuple[bo
     >>> cut_at(tuple("ab!c"), {"!"}, ("<V> ",))
     [(True, ('<V> ', 'a', 'b')), (False, ('!',)), (True, ('<V> ', 'c'))]
     """
+    if not strange:
+        return [(True, (*tags, *symbols))] if symbols else []
     runs = itertools.groupby(symbols, key=lambda symbol: symbol not in strange)
     return [(known, (*tags, *run) if known else tuple(run)) for known, run in runs]
 

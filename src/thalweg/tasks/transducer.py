@@ -132,7 +132,9 @@ class Transducer:
             for source, row, answers, seen in zip(chunk, rows, found, strange, strict=True):
                 whole = len(row) == 1 and row[0][0]
                 best = answers[0] if whole else join_answers(answers, self.target.symbols, k)
-                missing = tuple(tag for tag in source.features if not self.source.tags([tag]))
+                missing = (
+                    tuple(tag for tag in source.features if not self.source.tags([tag])) if source.features else ()
+                )
                 yield Prediction(source.text, best, seen, source.features, missing)
 
     def _source(self, text: str | Source) -> Source:

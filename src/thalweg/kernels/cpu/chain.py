@@ -130,8 +130,10 @@ def forward(
     return _complete(a, saved.log_z, gold), saved if keep else None
 
 
-def at_once(chain: Chain, gold: Tensor | None, total: bool) -> tuple[Tensor, Rowed | None, Gradients, bool] | None:
-    """log Z, or score(gold) - log Z; what :func:`backward` needs; the gradient; whether all is finite.
+def at_once(
+    chain: Chain, gold: Tensor | None, total: bool, look: bool = False
+) -> tuple[Tensor, Rowed | None, Gradients, bool] | None:
+    """log Z, or score(gold) - log Z; what :func:`backward` needs; the gradient; whether all is finite, ``look`` or not.
 
     What lies between the passes never leaves the cache; a forward pass alone would take half as long. As
     :func:`thalweg.kernels.cpu.chain_groups.at_once` or that of ``chain_rows``, and None where that is.

@@ -36,9 +36,9 @@ __all__ = [
 
 # Words of an operation: the address of its code, how many parts it has, what it works on.
 WORDS = 24
-# Its last words: room of its own, and how many of its rows each row of the list stands for.
+# Its last words: room of its own, and how many of its rows each row of the list stands for, 0 for the places in all.
 ROOM, TIMES = 22, 23
-_BLOCK = 64  # rows
+_BLOCK = 48  # rows, in whole tiles
 
 
 def _linear(op, rows, part, parts, example, size):

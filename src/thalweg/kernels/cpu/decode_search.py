@@ -4,8 +4,8 @@ With one word to answer, a step is some hundred microseconds of reading weights;
 takes longer than that. Here the model is a list of operations on addresses
 (:mod:`~thalweg.kernels.cpu.decode_operations`, :mod:`~thalweg.kernels.cpu.recurrent_cells`), the search is a loop, and
 threads enter together: they share out the larger operations and wait for each other after each. A thread that comes
-late finds everything taken and catches up; one that never comes is not missed. All functions are
-:mod:`~thalweg.kernels.cpu.plain`.
+late finds everything taken and catches up; one that never comes is not missed. The first step is of one row an item,
+for a beam has nothing else to continue; later ones are of W. All functions are :mod:`~thalweg.kernels.cpu.plain`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ __all__ = ["search"]
     SHARES,  # parts of a step of the search
     CHOICES,  # room for the candidates of every part: 2 W + 1 scores and codes
     STRIDE,  # numbers from one row of the logits to the next
-) = range(34)
+    PLACES,  # rows of the operations that stand for all places of all sources
+) = range(35)
 # fmt: on
 
 
@@ -50,11 +51,12 @@ def _together(table, ops, count, rows, t, base):
     """A list of operations by all threads that are here; returns how many parts there were."""
     for n in range(count):
         op = ops + n * WORDS * 8
-        parts = index_at(op, 1)
+        parts, times = index_at(op, 1), index_at(op, TIMES)
+        own_rows = rows * times if times > 0 else index_at(table, PLACES)
         limit = base + parts
         own = take(table + NEXT * 8, limit)
         while own >= 0:
-            call_at(index_at(op, 0), op, rows * index_at(op, TIMES), t, own - base, parts)
+            call_at(index_at(op, 0), op, own_rows, t, own - base, parts)
             advance_to(table + DONE * 8, 1, 0)
             own = take(table + NEXT * 8, limit)
         advance_to(table + DONE * 8, 0, limit)
@@ -99,6 +101,11 @@ def normalise_at(typing_context, row, count):
     return types.void(types.int64, types.int64), codegen
 
 
+def _row(table, slot, w, step):
+    """Where the model's answer for row w of an item stands: in the first step an item has one row."""
+    return slot if step == 1 else slot * index_at(table, WIDTH) + w
+
+
 def _before(x, y):
     return x > y or (x != x and y == y)
 
@@ -113,7 +120,7 @@ def _choose(table, item, slot, step, values, codes, most):
         before = float_at(live, item * W + w)
         if before == -np.inf:
             continue
-        row = logits + (slot * W + w) * index_at(table, STRIDE) * 4
+        row = logits + _row(table, slot, w, step) * index_at(table, STRIDE) * 4
         normalise_at(row, V)
         for v in range(V):
             x = before + float_at(row, v)
@@ -167,7 +174,8 @@ def _advance(table, item, slot, step, values, codes):
     if final:  # here eos alone makes a hypothesis, wherever it stands
         for w in range(W):
             before = float_at(live, item * W + w)
-            ending = before + float_at(index_at(table, LOGITS), (slot * W + w) * index_at(table, STRIDE) + eos)
+            place = _row(table, slot, w, step) * index_at(table, STRIDE) + eos
+            ending = before + float_at(index_at(table, LOGITS), place)
             if before > -np.inf and ending > lost:
                 lost = ending
     for n in range(count):
@@ -202,6 +210,10 @@ def _inherit(table, slot, step, history):
     """Each row takes the lineage of the row it comes from."""
     W, V, capacity = index_at(table, WIDTH), index_at(table, SYMBOLS), index_at(table, CAPACITY)
     lineage, room = index_at(table, LINEAGE), index_at(table, ROOM) + slot * W * capacity * 8
+    if step == 1:  # the one row that there was; others are writing where its lineage stands
+        for w in range(W):
+            put_index(lineage, (slot * W + w) * capacity, slot)
+        return
     for w in range(W):
         source = (slot * W + index_at(history, w) // V) * capacity
         for s in range(step):
@@ -237,7 +249,7 @@ def _close_ranks(table, step):
         put_index(order, count, item)
         for w in range(W):
             own, old = count * W + w, slot * W + w
-            if own != old:
+            if own != old or step == 1:
                 put_index(tokens, own, index_at(tokens, old))
                 put_index(sources, own, item)
                 for s in range(step):

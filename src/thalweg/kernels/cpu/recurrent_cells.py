@@ -6,20 +6,42 @@ row right after h, together with all else that reads h; here only the sums meet,
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import types
+from numpy.polynomial import Chebyshev, Polynomial
 
 from thalweg.kernels.cpu.decode_memory import index_at, put_float
 from thalweg.kernels.cpu.decode_operations import ROOM
 from thalweg.kernels.cpu.decoding import dot_at, exp_sum
 from thalweg.kernels.cpu.emitter import LANES, Emitter, intrinsic
 
-__all__ = ["REACH", "attend", "gru", "gru_at", "keep", "lstm", "lstm_at", "reach_at", "reset", "row_code", "twice_exp"]
+__all__ = [
+    "LIMIT",
+    "REACH",
+    "attend",
+    "gru",
+    "gru_at",
+    "keep",
+    "lstm",
+    "lstm_at",
+    "reach_at",
+    "reset",
+    "row_code",
+    "twice_exp",
+]
 
 # |q| and |k| up to this: exp(2 q) exp(2 k) is far below the largest float32.
 REACH = 20.0
+# exp is not told apart further out: no sigmoid or tanh changes there by more than 5e-18.
+LIMIT = 40.0
+_WIDE = (2 * LANES, LANES, 1)  # of cells: while one vector waits for its exponentials, another goes on
+_WHOLE = 1.5 * 2**23
+_HALF = math.log(2) / 2
+_FACTORS = Chebyshev.interpolate(np.exp, 6, domain=[-_HALF, _HALF]).convert(kind=Polynomial).coef
 
 
 class _Cell(Emitter):
@@ -29,25 +51,51 @@ class _Cell(Emitter):
         """The floats at an address."""
         return self.builder.inttoptr(address, self.element.as_pointer())
 
-    def decay(self, x: Any) -> Any:
-        """exp(x) of numbers <= 40; NaN stays NaN."""
-        return self.builder.select(self.builder.fcmp_unordered("uno", x, x), x, self.exp(x))
+    def power(self, x: Any) -> Any:
+        """exp(x), with x brought into [-40, 40]; NaN stays NaN.
+
+        x = n log 2 + r with |r| <= log(2) / 2, n by adding a number whose last binary digit is 1; exp(r) by a
+        polynomial that is off by 2e-9, 2^n by its bit pattern.
+        """
+        b, width = self.builder, x.type.count
+        for bound, sign in ((-LIMIT, ">"), (LIMIT, "<")):
+            edge = self.constant(bound, width)
+            x = b.select(b.fcmp_ordered(sign, edge, x), edge, x)
+        shifted = self.call("fma", x, self.constant(1 / math.log(2), width), self.constant(_WHOLE, width))
+        n = b.fsub(shifted, self.constant(_WHOLE, width))
+        r = self.call("fma", n, self.constant(-math.log(2), width), x)
+        p, *rest = (self.constant(float(factor), width) for factor in reversed(_FACTORS))
+        for factor in rest:
+            p = self.call("fma", p, r, factor)
+        kind = ir.VectorType(ir.IntType(32), width)
+        bits = b.shl(b.bitcast(shifted, kind), ir.Constant(kind, [23] * width))
+        return b.fmul(p, b.bitcast(b.add(bits, ir.Constant(kind, [127 << 23] * width)), x.type))
+
+    def above_one(self, x: Any) -> Any:
+        """1 + exp(-x), whose inverse is the sigmoid of x."""
+        return self.builder.fadd(self.constant(1.0, x.type.count), self.power(self.builder.fneg(x)))
 
     def sigmoid(self, x: Any) -> Any:
         """1 / (1 + exp(-x))."""
+        return self.builder.fdiv(self.constant(1.0, x.type.count), self.above_one(x))
+
+    def tanh_parts(self, x: Any) -> tuple[Any, Any]:
+        """exp(2 x) - 1 and exp(2 x) + 1, whose quotient is tanh(x)."""
         b, one = self.builder, self.constant(1.0, x.type.count)
-        e = self.decay(b.fneg(self.call("fabs", x)))
-        below = b.fcmp_ordered("<", x, self.constant(0.0, x.type.count))
-        return b.fdiv(b.select(below, e, one), b.fadd(e, one))
+        e = self.power(b.fadd(x, x))
+        return b.fsub(e, one), b.fadd(e, one)
 
     def tanh(self, x: Any) -> Any:
-        """(1 - exp(-2 |x|)) / (1 + exp(-2 |x|)) with the sign of x, to 1e-7."""
-        b, one = self.builder, self.constant(1.0, x.type.count)
-        e = self.decay(b.fmul(self.call("fabs", x), self.constant(-2.0, x.type.count)))
-        return self.call("copysign", b.fdiv(b.fsub(one, e), b.fadd(one, e)), x)
+        """tanh(x) to 2e-7."""
+        return self.builder.fdiv(*self.tanh_parts(x))
+
+    def gated_tanh(self, gate: Any, x: Any) -> Any:
+        """sigmoid(gate) tanh(x), in one division."""
+        above, below = self.tanh_parts(x)
+        return self.builder.fdiv(above, self.builder.fmul(below, self.above_one(gate)))
 
 
-def row_code(count: int, body: Any) -> Any:
+def row_code(count: int, body: Any, widths: tuple[int, ...] = (LANES, 1)) -> Any:
     """An intrinsic over a row of the width that is its last argument: ``body(emitter, load, store)`` for every block.
 
     ``load(n, k)`` is the block of argument n that lies k widths on, ``store(value, n)`` sets that of argument n.
@@ -64,7 +112,7 @@ def row_code(count: int, body: Any) -> Any:
 
             body(emitter, load, lambda value, n: emitter.store(value, emitter.at(pointers[n], place)))
 
-        emitter.blocks(width, (LANES, 1), block)
+        emitter.blocks(width, widths, block)
 
     return types.void(*(types.int64,) * count), codegen
 
@@ -76,13 +124,13 @@ def lstm_at(typing_context, x, past, old, new, out, copy, width):
     def body(e: _Cell, load: Any, store: Any) -> None:
         b = e.builder
         i, f, g, o = (b.fadd(load(0, k), load(1, k)) for k in range(4))
-        cell = e.call("fma", e.sigmoid(f), load(2), b.fmul(e.sigmoid(i), e.tanh(g)))
+        cell = e.call("fma", e.sigmoid(f), load(2), e.gated_tanh(i, g))
         store(cell, 3)
-        h = b.fmul(e.sigmoid(o), e.tanh(cell))
+        h = e.gated_tanh(o, cell)
         store(h, 4)
         store(h, 5)
 
-    return row_code(7, body)
+    return row_code(7, body, _WIDE)
 
 
 @intrinsic
@@ -97,7 +145,7 @@ def gru_at(typing_context, x, past, old, new, out, width):
         store(h, 3)
         store(h, 4)
 
-    return row_code(6, body)
+    return row_code(6, body, _WIDE)
 
 
 @intrinsic
@@ -129,11 +177,11 @@ def keep_at(typing_context, x, candidate, kept, old, new, out, width):
 
 @intrinsic
 def twice_exp(typing_context, x, out, width):
-    """``out`` = exp(2 x), for x <= 20; what is larger gives nonsense."""
+    """``out`` = exp(2 x), for |x| <= 20."""
 
     def body(e: _Cell, load: Any, store: Any) -> None:
         x = load(0)
-        store(e.decay(e.builder.fadd(x, x)), 1)
+        store(e.power(e.builder.fadd(x, x)), 1)
 
     return row_code(3, body)
 
@@ -288,19 +336,20 @@ def attend(op, rows, t, part, parts):
     """out = tanh(own + sum_s a_s m_s), a = softmax of the scores of the query with the keys of the row's source.
 
     Words: out, M, query, its stride, own, its stride, keys, their stride from place to place, exp(2 keys) (A, S, H) or
-    0 for dot products, the weights of the additive score, values, their stride, lengths, items, S, H, for each item
-    whether its keys are small.
+    0 for dot products, the weights of the additive score, values, their stride, lengths, items, the first places of
+    sources, H, for each item whether its keys are small, S.
     """
     out, wide, own, own_stride = index_at(op, 2), index_at(op, 3), index_at(op, 6), index_at(op, 7)
     keys, key_stride, powers, weights = index_at(op, 8), index_at(op, 9), index_at(op, 10), index_at(op, 11)
     values, value_stride, lengths, items = index_at(op, 12), index_at(op, 13), index_at(op, 14), index_at(op, 15)
-    places, width = index_at(op, 16), index_at(op, 17)
-    room = (places + LANES - 1) // LANES * LANES
+    starts, width, most = index_at(op, 16), index_at(op, 17), index_at(op, 19)
+    room = (most + LANES - 1) // LANES * LANES
     scores = index_at(op, ROOM) + part * (room + width) * 4
     raised = scores + room * 4
     for r in range(rows * part // parts, rows * (part + 1) // parts):
         item, query = index_at(items, r), index_at(op, 4) + r * index_at(op, 5)
-        count, first, raised_first = index_at(lengths, item), item * places * key_stride, item * places * width * 4
+        count, start = index_at(lengths, item), index_at(starts, item)
+        first, raised_first = start * key_stride, start * width * 4
         if powers == 0:
             for s in range(count):
                 put_float(scores, s, dot_at(query, keys + first + s * key_stride, width))
@@ -313,5 +362,5 @@ def attend(op, rows, t, part, parts):
             for s in range(count):
                 put_float(scores, s, sum_of_tanh(query, keys + first + s * key_stride, weights, width))
         factor = np.float32(1) / exp_sum(scores, count)
-        start = values + item * places * value_stride
-        read_at(scores, count, factor, start, value_stride // 4, own + r * own_stride, out + r * wide * 4, wide)
+        found = values + start * value_stride
+        read_at(scores, count, factor, found, value_stride // 4, own + r * own_stride, out + r * wide * 4, wide)

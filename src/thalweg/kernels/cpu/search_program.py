@@ -73,7 +73,7 @@ def _room(kind: Any, values: list[Any]) -> int:
     if kind in RECUR.values():
         return 8 * operations.WORDS
     if kind is ATTEND:
-        return 4 * (-(-values[14] // LANES) * LANES + values[15])
+        return 4 * (-(-values[17] // LANES) * LANES + values[15])
     if kind not in (PAST, SOURCE):
         return 0
     places, heads = (values[6], values[7]) if kind is PAST else (values[8], values[9] >> 32)
@@ -86,11 +86,13 @@ class Search:
     Args:
         kind: type of the weights: float32, bfloat16 or int8.
         before, each: operations before the first step and of each step: a kind and what it works on (tensors, whole
-            numbers, floats) in the order told there; a whole number in front says how many rows each row stands for.
+            numbers, floats) in the order told there; a whole number in front says how many rows each row stands for,
+            0 that the rows are the places of all sources, of which :meth:`run` is told.
         rows_before, rows: how many rows each list works on.
         beam: where the search stands; its ``done`` and ``remaining`` are not used.
         logits: (R, V), what the last operation of a step gives, with rows of any stride; lineage: (R, T) int64;
-        sources: (R,) int64, the item of every row. Items that are done give up their rows, so that both change.
+        sources: (R,) int64, the item of every row. Items that are done give up their rows, so that both change; in the
+            first step row n is the one row of item n.
 
     >>> Search.__name__
     'Search'
@@ -108,7 +110,7 @@ class Search:
         lineage: Tensor,
         sources: Tensor,
     ):
-        self.beam, self.lineage, self.sources, self.rows = beam, lineage, sources, rows
+        self.beam, self.lineage, self.sources = beam, lineage, sources
         self.rows_before, self.product = rows_before, _PRODUCTS[kind]
         self.rooms: list[Tensor] = []
         self.lists = [self._coded(before, rows_before), self._coded(each, rows)]
@@ -150,13 +152,23 @@ class Search:
         for slot, value in fixed.items():
             self.table[slot] = _words(value)[0]
         self.kept = logits, lineage, before, each  # what the addresses belong to
+        self._view(rows, items)
+
+    def _view(self, rows: int, items: int) -> None:
+        """What a search begins with, in NumPy: for one item a call of torch takes longer than what it does."""
+        beam = self.beam
+        state = (beam.tokens, beam.live, beam.rank, beam.score, beam.dropped, beam.done)
+        self.tokens, self.live, self.rank, self.score, self.dropped, self.done = (x.numpy() for x in state)
+        self.reset = [(x.numpy(), x.numpy().copy()) for x in (self.order, self.ended)]
+        first = np.arange(rows)
+        self.reset += [(self.lineage.numpy()[:, 0], first), (self.sources.numpy(), np.minimum(first, items - 1))]
 
     def _coded(self, ops: list[tuple[Any, ...]], rows: int) -> np.ndarray:
         coded = np.zeros((len(ops), operations.WORDS), np.int64)
         for row, op in zip(coded, ops, strict=True):
             times, kind, *values = op if isinstance(op[0], int) else (1, *op)
             row[0] = compile_plain(self.product if kind is LINEAR else kind)  # what is not there is not compiled
-            row[1] = parts = self._shares(kind, values, rows * times)
+            row[1] = parts = self._shares(kind, values, rows * times if times else len(values[0]))
             row[2 : 2 + len(values)] = _words(*values)
             row[operations.TIMES] = times
             if (room := _room(kind, values)) > 0:
@@ -177,21 +189,29 @@ class Search:
         """How many parts to make of so much work."""
         return max(1, min(_PARTS * torch.get_num_threads(), work // _LEAST))
 
-    def run(self, count: int, *, eos: int | None, max_length: int, min_length: int, penalty: float) -> None:
-        """Search the first ``count`` items to their ends."""
+    def start(self, bos: int) -> None:
+        """Begin anew, as :func:`thalweg.kernels.fixed_beam.start` does."""
+        self.tokens.fill(bos)
+        for x in (self.live, self.rank, self.score, self.dropped):
+            x.fill(-np.inf)
+        self.live[:, 0] = 0
+
+    def run(
+        self, count: int, *, eos: int | None, max_length: int, min_length: int, penalty: float, places: int = 0
+    ) -> None:
+        """Search the first ``count`` items to their ends; ``places`` is what their sources have in all."""
         table = self.table
         table[kernels.NEXT], table[kernels.DONE], table[kernels.LEFT] = 0, 0, count
-        table[kernels.EACH_ROWS] = count * (self.rows // len(self.order))
+        table[kernels.PLACES] = places
+        table[kernels.EACH_ROWS] = count
         table[kernels.BEFORE_ROWS] = count * (self.rows_before // len(self.order))
-        torch.arange(len(self.order), out=self.order)
-        torch.arange(self.rows, out=self.lineage[:, 0])
-        torch.div(self.lineage[:, 0], self.rows // len(self.order), rounding_mode="floor", out=self.sources)
+        for array, begun in self.reset:
+            array[:] = begun
         table[kernels.EOS], table[kernels.MOST], table[kernels.LEAST] = (
             -1 if eos is None else eos,
             max_length,
             min_length,
         )
         table[kernels.PENALTY] = _words(float(penalty))[0]
-        self.ended.zero_()
         enter(_entry(), table, torch.get_num_threads())
-        self.beam.done.copy_(self.ended)
+        self.done[:] = self.ended.numpy()

@@ -7,13 +7,13 @@ same, bit for bit, every time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.kernels.gpu import chain_decode, chain_decode_chunks, chain_launch
+from thalweg.kernels.gpu import chain_decode, chain_decode_chunks, chain_launch, chain_posterior
 from thalweg.kernels.gpu.chain_checkpoints import (
     Checkpoints,
     checkpointed_backward,
@@ -21,45 +21,59 @@ from thalweg.kernels.gpu.chain_checkpoints import (
     log_messages,
 )
 from thalweg.kernels.gpu.chain_launch import (
+    Guess,
     Saved,
     dense,
     gradients,
+    guessed,
     messages,
     plan_of,
     values_and_gradients,
 )
-from thalweg.kernels.gpu.launching import Launch, Layout, launch, on_device_of, replayed
+from thalweg.kernels.gpu.launching import NOTHING, Launch, Layout, launch, numbered, on_device_of, replayed
 from thalweg.kernels.potentials import Chain
 
 checks_labels = True  # forward gives NaN to an item with a gold label out of range
 signs = True  # forward takes the sign of its values
 
 SMALL = 1 << 18  # numbers of a batch whose gradient takes less time to compute than to ask for
+MOST_SEEN = 2048  # items that one program looks through in passing
 
 __all__ = ["at_once", "backward", "edge_marginals", "expectation", "forward", "sample", "times", "top_k", "viterbi"]
 
 
-def at_once(chain: Chain, gold: Tensor | None, total: bool) -> tuple[Tensor, Any, tuple[Tensor, ...], None] | None:
+def at_once(
+    chain: Chain, gold: Tensor | None, total: bool, look: bool = False
+) -> tuple[Tensor, Saved, tuple[Tensor, ...], Guess | None] | None:
     """log Z, or score(gold) - log Z; what :func:`backward` needs; the gradient of the sum of these values; no more.
 
-    The values are (B,), or their sum where that is asked for. Whether they are finite only a wait would tell.
+    The values are (B,), or their sum where that is asked for. Whether they are finite only a wait would tell. A caller
+    who is going to ``look`` saves two launches: last comes a guess then, and all is as it says once it is ``settled``.
     None where the batch is so large that computing the gradient takes longer than asking for it.
 
     >>> chain = Chain(torch.zeros(64, 512, 64), torch.zeros(64, 64), *[torch.zeros(64)] * 2, torch.full((64,), 512))
     >>> at_once(chain, None, False) is None
     True
     """
-    if chain.emissions.numel() > SMALL:
+    emissions = chain.emissions
+    if emissions.numel() > SMALL:
         return None
     plan, sign = plan_of(chain), 1 if gold is None else -1
     if plan.B == 0:
         return None
-    weights = _units(plan.B, chain.emissions.dtype, chain.emissions.device, float(sign))
-    gold, d_transitions = None if gold is None else gold.contiguous(), torch.empty_like(dense(chain))
-    with on_device_of(chain.emissions):
-        values, saved, d_emissions, d_ends = values_and_gradients(plan, chain, gold, weights, d_transitions, sign)
-    gradients = (d_emissions, d_transitions, *d_ends.unbind())
+    weights = _units(plan.B, emissions.dtype, emissions.device, float(sign))
+    gold = None if gold is None else gold.contiguous()
+    look = look and plan.scaled and plan.B <= MOST_SEEN and not _captured(emissions)
+    with on_device_of(emissions):
+        if look:
+            return guessed(plan, chain, gold, weights, total=total)
+        values, saved, gradients = values_and_gradients(plan, chain, gold, weights)
     return values.sum() if total else values, saved, gradients, None
+
+
+def _captured(x: Tensor) -> bool:
+    """A graph cannot wait for the host."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 @lru_cache(maxsize=64)
@@ -75,8 +89,30 @@ def times(gradients: tuple[Tensor, ...], weights: Tensor, gold: Tensor | None) -
     """
     if weights.dim() and weights.stride(0):
         return None  # whether they are alike, only a wait for the device would tell
-    torch._foreach_mul_(gradients, weights[0] if weights.dim() else weights)  # pyright: ignore[reportPrivateImportUsage]
+    if not weights.is_cuda:
+        torch._foreach_mul_(gradients, weights[0] if weights.dim() else weights)  # pyright: ignore[reportPrivateImportUsage]
+        return gradients
+    with on_device_of(weights):
+        _scale(gradients, weights)
     return gradients
+
+
+def _scale(gradients: tuple[Tensor, ...], weight: Tensor) -> None:
+    """Multiply all of them, in place, by the first entry of ``weight``: one launch, no view of that entry."""
+    key, body = _scaling(gradients[0].shape, gradients[1].shape, weight.dtype)
+    replayed(key, (*gradients, weight), NOTHING, body)
+
+
+@lru_cache(maxsize=512)
+def _scaling(emissions: torch.Size, transitions: torch.Size, dtype: torch.dtype) -> tuple[int, Callable[..., None]]:
+    count, moves, C, block = emissions.numel(), transitions.numel(), emissions[-1], 1024
+
+    def body(start_kernel: Launch, given: tuple[Tensor, ...], _: tuple[Tensor, ...]) -> None:
+        programs = -(-max(count, moves) // block)
+        width = max(16, 1 << (C - 1).bit_length())
+        start_kernel(chain_posterior.scale, (programs,), *given, count, moves, C, CP=width, BLOCK=block)
+
+    return numbered(("scale", emissions, transitions, dtype)), body
 
 
 def forward(
@@ -155,9 +191,8 @@ def backward(
         if isinstance(saved, Checkpoints):
             return checkpointed_backward(chain, saved, weights, gold)
         d_transitions = torch.empty_like(dense(chain))
-        d_emissions, d_ends = gradients(plan_of(chain), chain, saved, weights, gold, d_transitions)
-    d_start, d_end = d_ends.unbind()
-    return d_emissions, d_transitions, d_start, d_end
+        d_emissions, ends = gradients(plan_of(chain), chain, saved, weights, gold, d_transitions)
+    return d_emissions, d_transitions, *ends
 
 
 def viterbi(chain: Chain, method: str = "auto") -> tuple[Tensor, Tensor]:

@@ -1,7 +1,13 @@
-"""How the kernels of linear chains are launched: sizes, buffers and order."""
+"""How the kernels of linear chains are launched: sizes, buffers and order.
+
+Hardly ever does an item need the log domain. A caller who is going to look at the values anyway is therefore served on
+the guess that none does: two launches fewer, and a kernel that tells the host in passing whether the guess was right.
+If it was not, the rest is launched into the same memory.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -10,14 +16,16 @@ from torch import Tensor
 
 from thalweg.errors import ConfigError
 from thalweg.kernels.gpu import chain_log, chain_posterior, chain_scaled
-from thalweg.kernels.gpu.launching import Launch, Layout, Room, replayed
+from thalweg.kernels.gpu.launching import NOTHING, Launch, Layout, Room, numbered, on_device_of, replayed
+from thalweg.kernels.gpu.mailbox import Letter, mailbox_of
 from thalweg.kernels.potentials import Chain, SparseTransitions
 
-__all__ = ["Plan", "Saved", "dense", "gradients", "messages", "plan_of", "values_and_gradients"]
+__all__ = ["Guess", "Plan", "Saved", "dense", "gradients", "guessed", "messages", "plan_of", "values_and_gradients"]
 
 MOST_HELD = 128  # labels up to which a matrix of transitions fits in the registers of one block
 PROGRAMS = 264  # two for each multiprocessor of a large device: partial sums that are added up at the end
 WARPS = 1056  # eight for each multiprocessor: more chunks than that would wait for each other
+SEEN = 128  # items that a program looks at in one go
 WARM_UP = 128  # steps after which a chain has forgotten where it came from, if it forgets
 
 
@@ -68,6 +76,8 @@ class Saved(NamedTuple):
 
 
 _SHIFT, _SCALES, _MATS, _KEPT, _SUMS, _STATS, _TOTALS, _FLAGS, _NORMS, _WORK, _REDO, _ENTRIES, _JOINTS = range(13)
+_PARTS = 13  # that walks have, before the partial sums
+_Slopes = tuple[Tensor, Tensor, Tensor, Tensor]  # gradients in emissions, transitions, start and end
 
 
 @lru_cache(maxsize=512)
@@ -164,35 +174,6 @@ def _messages(
     if plan.scaled:
         _walk(launch, plan, given, parts, keep=keep, both=both, sign=sign)
     _walk_logarithms(launch, plan, given, parts, keep=keep, both=both, sign=sign)
-
-
-def values_and_gradients(
-    plan: Plan, chain: Chain, gold: Tensor | None, weights: Tensor, d_transitions: Tensor, sign: int
-) -> tuple[Tensor, Saved, Tensor, Tensor]:
-    """:func:`messages`, all of them kept, and :func:`gradients` as one sequence of launches: what the host does once.
-
-    Returns the values, what was kept, d_emissions (B, T, C) and d_start, d_end together (2, C).
-    """
-    emissions, _, start, end, lengths = chain
-    values, d_emissions = emissions.new_empty(plan.B), torch.empty_like(emissions)
-    d_ends, labels = emissions.new_empty((2, plan.C)), lengths if gold is None else gold
-    inputs = (emissions, dense(chain), start, end, lengths, labels, values, weights, d_emissions, d_transitions, d_ends)
-    sums = _sums_of(plan, plan.kind)
-
-    def body(launch: Launch, given: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> None:
-        saved, partial = parts[: _JOINTS + 1], parts[_JOINTS + 1 :]
-        _messages(launch, plan, given[:7], saved, gold is not None, keep=True, both=True, sign=sign)
-        x, moves, _, last, sizes, known, _, *rest = given
-        _posteriors(launch, plan, sums, (x, moves, last, sizes, known, *rest), partial, saved, gold is not None)
-
-    key = ("at once", plan, WARM_UP, sign, gold is None)
-    return values, Saved(replayed(key, inputs, _joint_room(plan), body)), d_emissions, d_ends
-
-
-@lru_cache(maxsize=512)
-def _joint_room(plan: Plan) -> Layout:
-    rooms = (_room_of(plan, True, True), _sums_of(plan, plan.kind).layout)
-    return Layout.of(*((dtype, shape) for room in rooms for _, dtype, shape in room.places))
 
 
 @lru_cache(maxsize=512)
@@ -300,22 +281,22 @@ def gradients(
     weights: Tensor,
     gold: Tensor | None,
     d_transitions: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """d_emissions (B, T, C) and d_start, d_end together (2, C); ``d_transitions`` is written in place.
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """d_emissions (B, T, C); d_start and d_end (C,). ``d_transitions`` is written in place.
 
     ``d_transitions`` has the shape of the transitions, or (B, C, C) for shared ones: then each item's own sum.
     """
-    emissions, _, _, end, lengths = chain
-    d_emissions, d_ends = torch.empty_like(emissions), emissions.new_empty((2, plan.C))
+    emissions, _, start, end, lengths = chain
+    d_emissions, d_start, d_end = torch.empty_like(emissions), torch.empty_like(start), torch.empty_like(end)
     labels = lengths if gold is None else gold
-    inputs = (emissions, dense(chain), end, lengths, labels, weights, d_emissions, d_transitions, d_ends)
+    inputs = (emissions, dense(chain), end, lengths, labels, weights, d_emissions, d_transitions, d_start, d_end)
     sums = _sums_of(plan, d_transitions.dim() - 2)
 
     def body(launch: Launch, given: tuple[Tensor, ...], parts: tuple[Tensor, ...], kept: tuple[Tensor, ...]) -> None:
         _posteriors(launch, plan, sums, given, parts, kept, gold is not None)
 
     replayed(("gradients", plan, sums, saved.room.layout.size, gold is None), inputs, sums.layout, body, saved.room)
-    return d_emissions, d_ends
+    return d_emissions, (d_start, d_end)
 
 
 class _Sums(NamedTuple):
@@ -356,31 +337,154 @@ def _posteriors(
     partials: tuple[Tensor, ...],
     saved: tuple[Tensor, ...],
     gold: bool,
+    told: tuple[Tensor, Tensor, Tensor] | None = None,
+    total: bool = False,
 ) -> None:
-    emissions, transitions, end, lengths, labels, weights, d_emissions, d_transitions, d_ends = given
-    shift, scales, mats, kept, _, _, _, flags, norms, *_ = saved
+    """Gradients from messages. With ``told`` (values, their sum if that is asked for, a letter) no item is flagged yet:
+    all are taken for well, and the host is told whether they are.
+    """
+    emissions, transitions, end, lengths, labels, weights, d_emissions, d_transitions, d_start, d_end = given
+    shift, scales, mats, kept, _, stats, totals, flags, norms, *_ = saved
     kind, BT, BI, log_rows, log_labels, parts, log_parts, _ = sums
     B, T, C, width = plan.B, plan.T, plan.C, plan.width
     partial, used = partials if kind == 0 else (d_transitions, flags)
+    looks = told is not None
     if plan.scaled:
         launch(
-            chain_posterior.posterior, (parts, width // BI),
+            chain_posterior.posterior, (parts + looks, width // BI),
             emissions, end, lengths, labels, weights, shift, scales, mats, kept, flags, d_emissions, partial,
-            B, T, C, -(-T // BT), plan.groups, parts, 2 * width * width * plan.kind,
+            stats, totals, *(told or (weights, weights, lengths)),  # something must stand in their place
+            B, T, C, -(-T // BT), plan.groups, parts, 2 * width * width * plan.kind, plan.kind,
             CP=width, BI=BI, BT=BT, GOLD=gold, PER_ITEM=kind == 1,
-            PRECISION="ieee" if plan.double else "tf32x3",
+            PRECISION="ieee" if plan.double else "tf32x3", LOOK=looks + total, BB=SEEN,
             num_warps=max(2, min(8, width // 16)), num_stages=2,
         )  # fmt: skip
-    launch(
-        chain_log.log_posterior, (log_parts, width // log_labels),
-        emissions, transitions, end, lengths, labels, weights, shift, kept, norms, flags, used, d_emissions, partial,
-        B, T, C, -(-T // log_rows), log_parts, parts, plan.stride_item, plan.stride_step,
-        CP=width, BI=log_labels, BT=log_rows, GOLD=gold, ALWAYS=not plan.scaled, KIND=kind,
-        num_warps=max(1, min(16, width * log_labels // 512)),
-    )  # fmt: skip
+    if not looks:
+        launch(
+            chain_log.log_posterior, (log_parts, width // log_labels),
+            emissions, transitions, end, lengths, labels, weights, shift, kept, norms, flags, used, d_emissions,
+            partial, B, T, C, -(-T // log_rows), log_parts, parts, plan.stride_item, plan.stride_step,
+            CP=width, BI=log_labels, BT=log_rows, GOLD=gold, ALWAYS=not plan.scaled, KIND=kind,
+            num_warps=max(1, min(16, width * log_labels // 512)),
+        )  # fmt: skip
     tiles = width * width // 64 if kind == 0 else 0
     launch(
         chain_posterior.finish, (tiles + 2,),
-        lengths, d_emissions, partial, used, d_transitions, d_ends,
-        B, T, C, parts, log_parts, tiles, CP=width, BK=64, BB=32,
+        lengths, d_emissions, partial, used, d_transitions, d_start, d_end,
+        B, T, C, parts, 0 if looks else log_parts, tiles, CP=width, BK=64, BB=32,
     )  # fmt: skip
+
+
+class _Course(NamedTuple):
+    """A sequence of launches for chains of one shape, as :func:`replayed` takes it."""
+
+    key: int
+    layout: Layout
+    body: Callable[..., None]
+
+
+@lru_cache(maxsize=512)
+def _course(plan: Plan, labelled: bool, guess: bool, total: bool, warm_up: int) -> _Course:
+    """Values and gradients; on the guess that no item needs the log domain a letter, the sum before it, come last."""
+    sums, sign = _sums_of(plan, plan.kind), -1 if labelled else 1
+    rooms = (_room_of(plan, True, True), sums.layout)
+    layout = Layout.of(*((dtype, shape) for room in rooms for _, dtype, shape in room.places))
+
+    def body(launch: Launch, given: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> None:
+        walked, saved, partial = given[:7], parts[:_PARTS], parts[_PARTS:]
+        told = (walked[6], given[-2], given[-1]) if guess else None
+        _prepare(launch, plan, walked, saved, labelled)
+        if plan.scaled:
+            _walk(launch, plan, walked, saved, keep=True, both=True, sign=sign)
+        if not guess:
+            _walk_logarithms(launch, plan, walked, saved, keep=True, both=True, sign=sign)
+        _posteriors(launch, plan, sums, _posterior_inputs(given), partial, saved, labelled, told, total)
+
+    return _Course(numbered(("at once", plan, labelled, guess, total, warm_up)), layout, body)
+
+
+def _tensors(chain: Chain, gold: Tensor | None, weights: Tensor) -> tuple[Tensor, ...]:
+    """Those that kernels are given: the chain and labels, values, weights, gradients."""
+    emissions, _, start, end, lengths = chain
+    moves = dense(chain)
+    return (
+        *(emissions, moves, start, end, lengths, lengths if gold is None else gold, torch.empty_like(weights), weights),
+        *(torch.empty_like(emissions), torch.empty_like(moves), torch.empty_like(start), torch.empty_like(end)),
+    )
+
+
+def _posterior_inputs(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    emissions, moves, _, end, lengths, labels, _, *rest = given[:12]
+    return emissions, moves, end, lengths, labels, *rest
+
+
+def values_and_gradients(
+    plan: Plan, chain: Chain, gold: Tensor | None, weights: Tensor
+) -> tuple[Tensor, Saved, _Slopes]:
+    """:func:`messages`, all of them kept, and the gradients for such weights (B,).
+
+    Without gold labels the values are log Z, else score(gold) - log Z.
+    """
+    inputs, course = _tensors(chain, gold, weights), _course(plan, gold is not None, False, False, WARM_UP)
+    room = replayed(course.key, inputs, course.layout, course.body)
+    return inputs[6], Saved(room), inputs[8:]  # type: ignore[return-value]
+
+
+class Guess:
+    """That all values are finite and no item needs the log domain: the device says whether that is so.
+
+    >>> Guess.settled.__name__
+    'settled'
+    """
+
+    __slots__ = ("_found", "_inputs", "_labelled", "_letter", "_plan", "_room")
+
+    def __init__(
+        self,
+        letter: Letter,
+        plan: Plan,
+        inputs: tuple[Tensor, ...],
+        room: Room,
+        labelled: bool,
+        found: Tensor,
+    ) -> None:
+        self._letter, self._plan, self._inputs, self._room = letter, plan, inputs, room
+        self._labelled, self._found = labelled, found
+
+    def settled(self) -> bool:
+        """Whether it was right. If it was not, all is as it should be from now on, but some values may not be finite.
+
+        To be asked in the stream of the launches, and before anyone looks at values or gradients.
+        """
+        if self._letter.read() == 1:
+            return True
+        with on_device_of(self._inputs[0]):
+            self._launch_the_rest()
+        return False
+
+    def _launch_the_rest(self) -> None:
+        plan, labelled = self._plan, self._labelled
+        sums, sign = _sums_of(plan, plan.kind), -1 if labelled else 1
+
+        def body(launch: Launch, given: tuple[Tensor, ...], _: tuple[Tensor, ...], kept: tuple[Tensor, ...]) -> None:
+            saved, partial = kept[:_PARTS], kept[_PARTS:]
+            _walk_logarithms(launch, plan, given[:7], saved, keep=True, both=True, sign=sign)
+            _posteriors(launch, plan, sums, _posterior_inputs(given), partial, saved, labelled)
+
+        replayed(("the rest", plan, labelled), self._inputs, NOTHING, body, self._room)
+        if not self._found.dim():  # the sum
+            self._found.detach().copy_(self._inputs[6].sum(dtype=torch.float64))
+
+
+def guessed(
+    plan: Plan, chain: Chain, gold: Tensor | None, weights: Tensor, *, total: bool
+) -> tuple[Tensor, Saved, _Slopes, Guess]:
+    """:func:`values_and_gradients` in four launches, of a scaled plan; the sum of the values alone with ``total``."""
+    labelled, inputs = gold is not None, _tensors(chain, gold, weights)
+    values = inputs[6]
+    found = values.new_empty(()) if total else values
+    key, layout, body = _course(plan, labelled, True, total, WARM_UP)
+    letter = mailbox_of(values.device).letter()
+    room = replayed(key, (*inputs, found, letter.tensor), layout, body)
+    guess = Guess(letter, plan, inputs, room, labelled, found)
+    return found, Saved(room), inputs[8:], guess  # type: ignore[return-value]

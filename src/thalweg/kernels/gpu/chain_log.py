@@ -44,18 +44,22 @@ def _log_sum_columns(v, BR: tl.constexpr, CP: tl.constexpr):
 
 
 @triton.jit
-def failed(stats, totals, which, item, tolerance, BOTH: tl.constexpr):
-    """Whether the scaled walk over an item lost anything: all of it, or its value and the floored walk's differ."""
-    risky = tl.load(stats + 2 * which + 1) != 0.0
-    sound = _sound(totals + item * 4, risky, tolerance)
+def failed(stats, totals, which, item, here, kind: tl.constexpr, BOTH: tl.constexpr):
+    """Whether the scaled walk over an item lost anything: all of it, or its value and the floored walk's differ.
+
+    Of one item or of several, those that are ``here``.
+    """
+    risky = tl.load(stats + 2 * which + 1, mask=here, other=0.0) != 0.0
+    tolerance = 1e-13 if kind == tl.float64 else 1e-6
+    sound = _sound(totals + item * 4, here, risky, tolerance)
     if BOTH:
-        sound = sound & _sound(totals + item * 4 + 1, risky, tolerance)
+        sound = sound & _sound(totals + item * 4 + 1, here, risky, tolerance)
     return sound == 0
 
 
 @triton.jit
-def _sound(totals, risky, tolerance):
-    low = tl.load(totals)
+def _sound(totals, here, risky, tolerance):
+    low = tl.load(totals, mask=here, other=0.0)
     high = tl.load(totals + 2, mask=risky, other=-float("inf"))
     return (low > -float("inf")) & (high - finite_or_zero(low) <= tolerance)
 
@@ -101,7 +105,7 @@ def log_recurse(
     backwards = tl.program_id(1)
     kind: tl.constexpr = emissions.dtype.element_ty
     if not ALWAYS:
-        bad = failed(stats, totals, item * per_item, item, 1e-13 if kind == tl.float64 else 1e-6, BOTH)
+        bad = failed(stats, totals, item * per_item, item, item < B, kind, BOTH)
         if backwards == 0:
             tl.store(flags + item, bad.to(tl.int32))
         if bad == 0:

@@ -6,11 +6,36 @@ import triton
 import triton.language as tl
 
 from thalweg.kernels.gpu.arithmetic import binary_exponent, power_of_two, precise_exp
+from thalweg.kernels.gpu.chain_log import failed
 
 __all__: list[str] = []
 
 
-@triton.jit(do_not_specialize=["B", "T", "blocks", "groups", "programs", "matrix_stride"])
+@triton.jit
+def _look(stats, totals, values, flags, total, box, B, per_item, BB: tl.constexpr, TOTAL: tl.constexpr):
+    """Tell the host whether all values are finite and none needs `chain_log`: 1, else 2.
+
+    No item is flagged. With TOTAL, the sum of the values, in the same order every time.
+    """
+    row = tl.arange(0, BB)
+    wrong = tl.zeros([BB], tl.int32)
+    added = tl.zeros([BB], tl.float64)
+    for begin in range(0, B, BB):
+        item = begin + row
+        here = item < B
+        value = tl.load(values + item, mask=here, other=0.0).to(tl.float64)
+        bad = failed(stats, totals, item * per_item, item, here, values.dtype.element_ty, True)
+        sound = (bad == 0) & (tl.abs(value) < float("inf"))
+        wrong += (here & (sound == 0)).to(tl.int32)
+        added += value
+        tl.store(flags + item, wrong * 0, mask=here)
+    if TOTAL:
+        tl.store(total, tl.sum(added, axis=0))
+    # Past all caches: the host looks there.
+    tl.store(box, tl.where(tl.sum(wrong, axis=0) > 0, 2, 1).to(tl.int64), cache_modifier=".wt")
+
+
+@triton.jit(do_not_specialize=["B", "T", "blocks", "groups", "programs", "matrix_stride", "per_item"])
 def posterior(
     emissions,
     end,
@@ -24,6 +49,11 @@ def posterior(
     flags,
     d_emissions,
     d_transitions,
+    stats,
+    totals,
+    values,
+    whole,
+    box,
     B,
     T,
     C,
@@ -31,12 +61,15 @@ def posterior(
     groups,
     programs,
     matrix_stride,
+    per_item,
     CP: tl.constexpr,
     BI: tl.constexpr,
     BT: tl.constexpr,
     GOLD: tl.constexpr,
     PER_ITEM: tl.constexpr,
     PRECISION: tl.constexpr,
+    LOOK: tl.constexpr,
+    BB: tl.constexpr,
 ):
     r"""Marginals and sums of edge marginals: grid (programs, CP / BI), each with BI rows of the transitions.
 
@@ -45,8 +78,17 @@ def posterior(
     to the powers of two between alpha_(t-1) and alpha_t. So the sum over positions of a unit is one matrix product.
     Shared transitions: program g takes units g, g + programs, ... (BT positions of an item) and writes the partial sum
     ``d_transitions[g]`` (CP, CP); PER_ITEM: item g, written in place. Flagged items are left to `chain_log`.
+
+    LOOK 1 or 2: none is flagged yet, and all go through; one more program, the first, says in ``box`` whether that was
+    right, and for LOOK 2 has the sum of the ``values`` in ``whole``.
     """
     program = tl.program_id(0)
+    if LOOK:
+        program -= 1
+        if program < 0:
+            if tl.program_id(1) == 0:
+                _look(stats, totals, values, flags, whole, box, B, per_item, BB, LOOK == 2)
+            return
     i = tl.program_id(1) * BI + tl.arange(0, BI)
     j = tl.arange(0, CP)
     row = tl.arange(0, BT)
@@ -63,7 +105,7 @@ def posterior(
         wide = item.to(tl.int64)
         length = tl.load(lengths + item).to(tl.int32)
         weight = tl.load(weights + item)
-        sound = tl.load(flags + item) == 0
+        sound = item < B if LOOK else tl.load(flags + item) == 0
         t = (unit % blocks) * BT + row
         live = (t < length) & sound
         moved = live & (t > 0)
@@ -112,7 +154,9 @@ def posterior(
     if PER_ITEM:
         matrix = mats + program.to(tl.int64) * matrix_stride
         target = d_transitions + program.to(tl.int64) * C * C
-        pairs = (i < C)[:, None] & inside[None, :] & (tl.load(flags + program) == 0)
+        pairs = (i < C)[:, None] & inside[None, :]
+        if not LOOK:
+            pairs = pairs & (tl.load(flags + program) == 0)
         result = total * tl.load(matrix + i[:, None] * CP + j[None, :]) - gold_total
         tl.store(target + i[:, None] * C + j[None, :], result, mask=pairs)
     else:
@@ -128,7 +172,8 @@ def finish(
     partial,
     used,
     d_transitions,
-    d_ends,
+    d_start,
+    d_end,
     B,
     T,
     C,
@@ -177,4 +222,30 @@ def finish(
             place = ((item.to(tl.int64) * T + t) * C)[:, None] + label[None, :]
             slopes = tl.load(d_emissions + place, mask=here[:, None] & inside[None, :], other=0.0)
             ends += tl.sum(slopes.to(tl.float64), axis=0)
-        tl.store(d_ends + at_end * C + label, ends, mask=inside)
+        tl.store(d_start + label, ends, mask=inside & (at_end == 0))
+        tl.store(d_end + label, ends, mask=inside & (at_end == 1))
+
+
+@triton.jit(do_not_specialize=["count", "moves", "C"])
+def scale(
+    d_emissions,
+    d_transitions,
+    d_start,
+    d_end,
+    weight,
+    count,
+    moves,
+    C,
+    CP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Multiply gradients by one number, in place: programs with BLOCK entries of the larger two each."""
+    program = tl.program_id(0)
+    by = tl.load(weight)
+    at = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(d_emissions + at, tl.load(d_emissions + at, mask=at < count, other=0.0) * by, mask=at < count)
+    tl.store(d_transitions + at, tl.load(d_transitions + at, mask=at < moves, other=0.0) * by, mask=at < moves)
+    label = tl.arange(0, CP)
+    ends = (label < C) & (program == 0)
+    tl.store(d_start + label, tl.load(d_start + label, mask=ends, other=0.0) * by, mask=ends)
+    tl.store(d_end + label, tl.load(d_end + label, mask=ends, other=0.0) * by, mask=ends)

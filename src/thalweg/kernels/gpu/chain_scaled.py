@@ -108,6 +108,8 @@ def _prepare_positions(
     top = finite_or_zero(tl.max(e, axis=1))
     tl.store(shift + item.to(tl.int64) * T + t, top, mask=live)
     total = tl.sum(tl.where(live, top, 0.0).to(tl.float64), axis=0)
+    # Maxima pass over what is not a number: it is put where the value cannot miss it.
+    total = tl.where(tl.sum(tl.sum((e != e).to(tl.int32), axis=1), axis=0) > 0, float("nan"), total)
     if GOLD:
         labels = gold + item.to(tl.int64) * T + t
         y = tl.load(labels, mask=live, other=0)
@@ -128,18 +130,20 @@ def _prepare_positions(
 @triton.jit
 def _prepare_matrix(source, stats, target, C, CP: tl.constexpr, BR: tl.constexpr):
     j = tl.arange(0, CP)[None, :]
+    strange = tl.zeros([BR], tl.int32)
     lowest = tl.full([BR], float("inf"), source.dtype.element_ty)
     highest = tl.full([BR], -float("inf"), source.dtype.element_ty)
     for row in range(0, CP, BR):
         i = row + tl.arange(0, BR)[:, None]
         inside = (i < C) & (j < C)
         scores = tl.load(source + i * C + j, mask=inside, other=-float("inf"))
+        strange += tl.sum((scores != scores).to(tl.int32), axis=1)
         highest = tl.maximum(highest, tl.max(scores, axis=1))
         lowest = tl.minimum(lowest, tl.min(tl.where(inside, scores, float("inf")), axis=1))
     top = finite_or_zero(tl.max(highest, axis=0))
     # Over four steps and to the end of the chain, e^(5 range) may separate what weighs the same.
     risky = tl.min(lowest, axis=0) < top - (120.0 if source.dtype.element_ty == tl.float64 else 12.0)
-    tl.store(stats, top.to(tl.float64))
+    tl.store(stats, tl.where(tl.sum(strange, axis=0) > 0, float("nan"), top.to(tl.float64)))
     tl.store(stats + 1, risky.to(tl.float64))
     for row in range(0, CP, BR):
         i = row + tl.arange(0, BR)[:, None]
@@ -316,7 +320,7 @@ def recurse(
     else:
         tl.store(totals + item * 4 + backwards + 2 * floored, total)
         if (backwards == 0) & (floored == 0):
-            constants = sum_of(sums + item * blocks, blocks) + final.to(tl.float64) * tl.load(stats + 2 * which)
+            constants = constants_of(sums + item * blocks, blocks, stats + 2 * which, final)
             tl.store(values + item, SIGN * tl.where(total == low, low, finite_or_zero(total) + constants))
 
 
@@ -379,8 +383,14 @@ def join(
     bad = risky | (tl.sum(wrong, axis=0) > 0) | (value == -float("inf"))
     tl.store(redo + item, bad.to(tl.int32))
     tl.store(totals + item * 4 + tl.arange(0, 2), tl.zeros([2], tl.float64))
-    constants = sum_of(sums + item * blocks, blocks) + final.to(tl.float64) * tl.load(stats + 2 * which)
+    constants = constants_of(sums + item * blocks, blocks, stats + 2 * which, final)
     tl.store(values + item, SIGN * (finite_or_zero(value) + constants))
+
+
+@triton.jit
+def constants_of(sums, blocks, stats, moves):
+    """What was taken off emissions, less the gold score, and off each of the moves."""
+    return sum_of(sums, blocks) + tl.where(moves > 0, moves.to(tl.float64) * tl.load(stats), 0.0)
 
 
 @triton.jit

@@ -15,9 +15,10 @@ from thalweg.kernels.gpu.launching import overlapped
 __all__ = ["attend_past", "attend_places", "attend_source", "rotate"]
 
 _BLOCK = 16  # places at a time
-_ROWS = 4  # of an item from which it pays to look at them together
+_ROWS = 4  # of an item from which it pays to look at many places of it together
 _SHORT = 64  # places up to which their rows read them one by one all the same
-_SEVERAL = 128  # rows from which a program has more than one
+_SEVERAL = 128  # rows from which a program that reads sources has more than one
+_MANY = 1024  # rows from which programs wait for memory anyway, and look at fewer places at a time
 
 
 @triton.jit
@@ -116,32 +117,28 @@ def attend_past(
     position: Tensor,
     heads: int,
     out: Tensor | Halves,
-    *,
-    group: int = 1,
 ) -> Tensor | Halves:
     """Softmax over s <= position of q k / sqrt(D / heads) with (k, v) = cache[s, lineage[r, s]], weighting v; (R, D).
 
     ``queries`` (R, D); ``cache`` (T, R, 2, D); ``lineage`` (R, T) of the steps before, of which the kernel before this
-    one must have written nothing, as of the cache; ``position`` a tensor with one number. ``group`` rows in a row are
-    likely to share what they come from.
+    one must have written nothing, as of the cache; ``position`` a tensor with one number.
 
     >>> attend_past.__name__
     'attend_past'
     """
     rows, width = queries.shape
     size = width // heads
-    together = 8 if group >= _ROWS else 1
     launched = overlapped(queries)
     kernel: Any = _past
-    kernel[-(-rows // together), heads](
+    kernel[-(-rows // 2), heads](
         *(queries, cache, lineage, position, *_parts(out), lineage.shape[1], width, size, size**-0.5),
         ROWS=cache.shape[1],
-        SP=4 if together > 1 else _BLOCK,
-        RP=together,
+        SP=4 if rows > _MANY else _BLOCK,
+        RP=2,
         DP=triton.next_power_of_2(size),
         GP=_columns(out),
         WAIT=bool(launched),
-        num_warps=4 if together > 1 else 1,
+        num_warps=1,
         **launched,
     )
     return out
@@ -339,7 +336,7 @@ def _attend(
         some = rows > _SEVERAL
         kernel[-(-rows // (4 if some else 1)), heads](
             *(queries, memory, lengths, *_parts(out), rows, *about),
-            SP=4 if some else _BLOCK,
+            SP=(4 if rows > _MANY else 8) if some else _BLOCK,
             RP=4 if some else 1,
             num_warps=2 if some else 1,
             **fixed,

@@ -18,22 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.kernels.gpu.arithmetic import pending
-from thalweg.kernels.gpu.decode_linear import ACTIVATIONS, FEW, Norm, activate
+from thalweg.kernels.gpu.decode_linear import Fed, Norm, embedded
 from thalweg.kernels.gpu.launching import overlapped
 
-__all__ = [
-    "Halves",
-    "Matrices",
-    "Matrix",
-    "Tiles",
-    "halve",
-    "multiply",
-    "normalise",
-    "parts_of",
-    "scale_of",
-    "split",
-    "suits",
-]
+__all__ = ["Halves", "Matrices", "Matrix", "halve", "normalise", "scale_of", "split", "store_halves"]
 
 
 class Halves(NamedTuple):
@@ -167,6 +155,19 @@ def split(table: Tensor, high: Tensor, low: Tensor, scales: Tensor, longest: int
 
 
 @triton.jit
+def store_halves(entries, at, within, high, low, scales, row, rows, first, blocks, BP: tl.constexpr):
+    """Rows (RP, DP) in two halves: one scale for all that is given, written for blocks ``first`` ... of ``blocks``."""
+    scale, inverse = scale_of(tl.max(tl.abs(entries), axis=1))  # pyright: ignore[reportGeneralTypeIssues]
+    upper, lower = halve(entries, inverse[:, None])  # pyright: ignore[reportGeneralTypeIssues]
+    tl.store(high + at, upper, mask=within)
+    tl.store(low + at, lower, mask=within)
+    block = first + tl.arange(0, BP)
+    there = (row < rows)[:, None] & (block < blocks)[None, :]
+    spread = scale[:, None] + tl.zeros((scale.shape[0], BP), tl.float32)
+    tl.store(scales + row[:, None] * blocks + block[None, :], spread, mask=there)
+
+
+@triton.jit
 def _normalise(
     x,
     gain,
@@ -175,11 +176,17 @@ def _normalise(
     high,
     low,
     scales,
+    tokens,
+    table,
+    positions,
+    position,
     rows,
     width,
     blocks,
     part_step,
     eps,
+    factor,
+    FED: tl.constexpr,  # 0: rows of x; 1: embeddings of symbols; 2: of positions, too
     NORM: tl.constexpr,
     KEEP: tl.constexpr,
     PARTS: tl.constexpr,
@@ -191,38 +198,39 @@ def _normalise(
     pending(WAIT)
     row = tl.program_id(0) * RP + tl.arange(0, RP)
     column = tl.arange(0, DP)
-    known = column < width
-    within = (row < rows)[:, None] & known[None, :]
+    within = (row < rows)[:, None] & (column < width)[None, :]
     at = row.to(tl.int64)[:, None] * width + column[None, :]
-    entries = tl.load(x + at, mask=within, other=0.0)
+    if FED:
+        entries = embedded(tokens, table, positions, position, factor, row, column, within, width, FED == 2)
+    else:
+        entries = tl.load(x + at, mask=within, other=0.0)
     if PARTS > 1:
         for part in tl.static_range(1, PARTS):
             entries += tl.load(x + part * part_step + at, mask=within, other=0.0)
-        if NORM == 0 or KEEP == 0:
-            tl.store(out + at, entries, mask=within)
+    if (PARTS > 1 or FED) and KEEP == 0:
+        tl.store(out + at, entries, mask=within)
     if NORM:
         mean = tl.sum(entries, axis=1) / width
         away = tl.where(within, entries - mean[:, None], 0.0)
         inverse = 1.0 / tl.sqrt(tl.sum(away * away, axis=1) / width + eps)
-        g = tl.load(gain + column, mask=known, other=0.0)
-        s = tl.load(shift + column, mask=known, other=0.0)
+        g = tl.load(gain + column, mask=column < width, other=0.0)
+        s = tl.load(shift + column, mask=column < width, other=0.0)
         entries = away * inverse[:, None] * g[None, :] + s[None, :]
     if KEEP:
         tl.store(out + at, entries, mask=within)
-    scale, inverse = scale_of(tl.max(tl.abs(entries), axis=1))  # pyright: ignore[reportGeneralTypeIssues]
-    upper, lower = halve(entries, inverse[:, None])  # pyright: ignore[reportGeneralTypeIssues]
-    tl.store(high + at, upper, mask=within)
-    tl.store(low + at, lower, mask=within)
-    block = tl.arange(0, BP)
-    to = row[:, None] * blocks + block[None, :]
-    there = (row < rows)[:, None] & (block < blocks)[None, :]
-    tl.store(scales + to, scale[:, None] + tl.zeros((RP, BP), tl.float32), mask=there)
+    store_halves(entries, at, within, high, low, scales, row, rows, 0, blocks, BP)
 
 
-def normalise(x: Tensor, norm: Norm | None, to: Halves, *, keep: bool = False) -> Halves:
+def _rows_and_warps(rows: int, whole: int) -> tuple[int, int]:
+    """Of a program that normalises, by measurement."""
+    each = max(1, min(4, 4096 // whole)) if rows > 1024 else 1
+    return each, max(1, min(8, each * whole // 256))
+
+
+def normalise(x: Tensor, norm: Norm | None, to: Halves, *, keep: bool = False, fed: Fed | None = None) -> Halves:
     """LayerNorm of the rows of ``x`` (R, D), or x as it is, in two halves; kept in ``x`` too if so asked.
 
-    With x (P, R, D) of their sum, which takes the place of the first of them.
+    With x (P, R, D) of their sum, which takes the place of the first of them. What is ``fed`` takes the place of x.
 
     >>> normalise.__name__
     'normalise'
@@ -230,11 +238,13 @@ def normalise(x: Tensor, norm: Norm | None, to: Halves, *, keep: bool = False) -
     (rows, width), blocks = x.shape[-2:], to.scales.shape[1]
     gain, shift, eps = norm or (x, x, 0.0)
     whole: Any = triton.next_power_of_2(width)
-    each = max(1, min(4, 4096 // whole)) if rows > 1024 else 1
+    each, warps = _rows_and_warps(rows, whole)
     launched = overlapped(x)
     kernel: Any = _normalise
     kernel[(-(-rows // each),)](
-        *(x, gain, shift, x, *to, rows, width, blocks, rows * width, eps),
+        *(x, gain, shift, x, *to, *((x, x, x, x) if fed is None else fed.pointers)),
+        *(rows, width, blocks, rows * width, eps, 1.0 if fed is None else float(fed.scale)),
+        FED=0 if fed is None else 1 if fed.positions is None else 2,
         NORM=norm is not None,
         KEEP=keep and norm is not None,
         PARTS=len(x) if x.dim() == 3 else 1,
@@ -242,217 +252,7 @@ def normalise(x: Tensor, norm: Norm | None, to: Halves, *, keep: bool = False) -
         DP=whole,
         BP=triton.next_power_of_2(blocks),
         WAIT=bool(launched),
-        num_warps=max(1, min(8, each * whole // 256)),
+        num_warps=warps,
         **launched,
     )
     return to
-
-
-# What becomes of a product: it is stored; added to a stream; shared out to queries and a cache; halved.
-_STORE, _ADD, _CACHE, _HALVE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-
-
-@triton.jit
-def _three(high, low, upper, lower, APART: tl.constexpr):
-    """The product of two matrices in halves; apart, three sums that need not wait for one another."""
-    part = tl.dot(low, upper)
-    if APART:
-        return part + tl.dot(high, lower) + tl.dot(high, upper)
-    else:
-        part = tl.dot(high, lower, part)
-        return tl.dot(high, upper, part)
-
-
-@triton.jit
-def _multiply(
-    x_high,
-    x_low,
-    x_scales,
-    w_high,
-    w_low,
-    w_scales,
-    bias,
-    g_high,
-    g_low,
-    g_scales,
-    g_bias,
-    residual,
-    out,
-    out_low,
-    out_scales,
-    cache,
-    position,
-    rows,
-    inner,
-    outer,
-    part_step,
-    END: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    EVEN: tl.constexpr,  # whether tiles end where the columns do
-    GP: tl.constexpr,
-    MP: tl.constexpr,
-    NP: tl.constexpr,
-    PARTS: tl.constexpr,
-    STEPS: tl.constexpr,  # blocks of terms between two waits
-    APART: tl.constexpr,
-    WAIT: tl.constexpr,
-):
-    pending(WAIT)
-    row = tl.program_id(0) * MP + tl.arange(0, MP)
-    column = tl.program_id(1) * NP + tl.arange(0, NP)
-    k = tl.arange(0, GP)
-    within, there = row < rows, column < outer
-    long = row.to(tl.int64)  # entries may be more than 2^31
-    here = long[:, None] * inner + k[None, :]
-    tile = column[None, :] * inner + k[:, None]
-    inside = there[None, :] | EVEN
-    total = tl.zeros((MP, NP), tl.float32)
-    gated = tl.zeros((MP, NP), tl.float32)
-    share = inner // GP // PARTS  # blocks of terms of this program
-    which = tl.program_id(2)
-    for first in range(which * share, which * share + share, STEPS):
-        for step in tl.static_range(STEPS):
-            block = first + step
-            high = tl.load(x_high + here + block * GP, mask=within[:, None], other=0.0)
-            low = tl.load(x_low + here + block * GP, mask=within[:, None], other=0.0)
-            scale = tl.load(x_scales + row * (inner // GP) + block, mask=within, other=0.0)
-            upper = tl.load(w_high + tile + block * GP, mask=inside, other=0.0)
-            lower = tl.load(w_low + tile + block * GP, mask=inside, other=0.0)
-            total += _three(high, low, upper, lower, APART) * scale[:, None]
-            if ACTIVATION == 4:
-                upper = tl.load(g_high + tile + block * GP, mask=inside, other=0.0)
-                lower = tl.load(g_low + tile + block * GP, mask=inside, other=0.0)
-                gated += _three(high, low, upper, lower, APART) * scale[:, None]
-    total *= tl.load(w_scales + column, mask=there, other=0.0)[None, :]
-    total += tl.load(bias + column, mask=there & (which == 0), other=0.0)[None, :]
-    if ACTIVATION == 4:
-        gated *= tl.load(g_scales + column, mask=there, other=0.0)[None, :]
-        gated += tl.load(g_bias + column, mask=there, other=0.0)[None, :]
-    total = activate(total, gated, ACTIVATION)
-    mask = within[:, None] & there[None, :]
-    at = long[:, None] * outer + column[None, :]
-    if END == _STORE:
-        tl.store(out + at, total, mask=mask)
-    if END == _ADD:
-        total += tl.load(residual + at, mask=mask & (which == 0), other=0.0)
-        tl.store(out + which * part_step + at, total, mask=mask)
-    if END == _CACHE:  # queries to `out`, keys and values of this step to where later steps look for them
-        width = outer // 3
-        query = mask & (column < width)[None, :]
-        tl.store(out + long[:, None] * width + column[None, :], total, mask=query)
-        slab = cache + tl.load(position) * rows * 2 * width
-        tl.store(slab + long[:, None] * 2 * width + (column - width)[None, :], total, mask=mask & ~query)
-    if END == _HALVE:
-        scale, inverse = scale_of(tl.max(tl.abs(total), axis=1))  # pyright: ignore[reportGeneralTypeIssues]
-        upper, lower = halve(total, inverse[:, None])  # pyright: ignore[reportGeneralTypeIssues]
-        tl.store(out + at, upper, mask=mask)
-        tl.store(out_low + at, lower, mask=mask)
-        block = tl.program_id(1) * (NP // GP) + tl.arange(0, NP // GP)
-        to = row[:, None] * (outer // GP) + block[None, :]
-        mask = within[:, None] & (block < outer // GP)[None, :]
-        tl.store(out_scales + to, scale[:, None] + tl.zeros((MP, NP // GP), tl.float32), mask=mask)
-
-
-class Tiles(NamedTuple):
-    """Rows and columns of a tile, warps, stages, blocks of terms between two waits.
-
-    >>> Tiles(16, 64, 2, 4).steps
-    1
-    """
-
-    rows: int
-    columns: int
-    warps: int
-    stages: int
-    steps: int = 1
-
-
-def _tiles(size: int, halved: bool) -> Tiles:
-    """By measurement, for so many sums in all: the more there are, the larger the tiles that keep all units busy."""
-    if size <= 300_000 and halved:
-        return Tiles(16, 64, 4, 3, 2) if size <= 150_000 else Tiles(32, 64, 4, 3)
-    if size <= 300_000:
-        return Tiles(16, 32, 4, 3, 2) if size <= 80_000 else Tiles(64, 16 if size <= 150_000 else 32, 4, 3)
-    if size <= 1_100_000:
-        return Tiles(64, 64, 4, 3)
-    return Tiles(128, 64, 8, 2) if 1_600_000 < size <= 2_200_000 else Tiles(64, 64, 4, 2)
-
-
-def suits(rows: int) -> bool:
-    """Whether so many rows are worth a product by matrix units.
-
-    >>> suits(1), suits(100)
-    (False, True)
-    """
-    return rows > 2 * FEW
-
-
-def parts_of(rows: int, inner: int) -> int:
-    """Into how many sums of fewer terms a product is best cut: programs that add up for long are few.
-
-    >>> parts_of(64, 1024), parts_of(64, 256), parts_of(2048, 1024), parts_of(8192, 1024)
-    (8, 1, 2, 1)
-    """
-    if inner < 512:
-        return 1
-    parts = 8 if rows <= 128 else 4 if rows <= 512 else 2 if rows <= 4096 else 1
-    while inner % (64 * parts):
-        parts //= 2
-    return max(1, parts)
-
-
-def multiply(
-    x: Halves,
-    matrix: Matrix,
-    out: Tensor | Halves,
-    *,
-    activation: str = "none",
-    gate: Matrix | None = None,
-    residual: Tensor | None = None,
-    cache: Tensor | None = None,
-    position: Tensor | None = None,
-) -> None:
-    """``out = f(x W' + b) + residual``: x (R, K), W (N, K), out (R, N), halved if that is what ``out`` is.
-
-    With a residual ``out`` may be (P, R, N): the sums over each P-th of the terms, bias and residual in the first.
-    With ``cache`` (T, R, 2, D) and ``position`` W is (3 D, D): ``out`` gets the queries, ``cache[position]`` keys and
-    values. ``swiglu`` is (x W' + b) silu(x G' + g) with ``gate`` G.
-
-    >>> multiply.__name__
-    'multiply'
-    """
-    (rows, inner), outer, block = x.high.shape, len(matrix.high), x.block
-    first, low, scales = out if isinstance(out, Halves) else (out, out, out)
-    parts = len(first) if first.dim() == 3 else 1
-    MP, NP, warps, stages, steps = _tiles(rows * outer * parts, isinstance(out, Halves))
-    whole: Any = triton.next_power_of_2(outer)
-    NP = min(NP, max(16, whole))
-    if isinstance(out, Halves):
-        NP = max(block, NP)  # a scale is of whole blocks
-    end = _HALVE if isinstance(out, Halves) else _ADD if residual is not None else _STORE if cache is None else _CACHE
-    launched = overlapped(x.high)
-    kernel: Any = _multiply
-    kernel[-(-rows // MP), -(-outer // NP), parts](
-        *(*x, *matrix, *(gate or matrix), first if residual is None else residual, first, low, scales),
-        *(
-            first if cache is None else cache,
-            first if position is None else position,
-            rows,
-            inner,
-            outer,
-            first[0].numel(),
-        ),
-        END=end.value,
-        ACTIVATION=ACTIVATIONS[activation],
-        EVEN=outer % NP == 0,
-        GP=block,
-        MP=MP,
-        NP=NP,
-        PARTS=parts,
-        STEPS=steps if inner // block // parts % steps == 0 else 1,
-        APART=MP < 64,
-        WAIT=bool(launched),
-        num_warps=warps,
-        num_stages=stages,
-        **launched,
-    )

@@ -5,14 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
-from operator import itemgetter
+from functools import cache, partial, reduce
+from itertools import count
+from operator import itemgetter, or_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Layout", "Room", "here", "launch", "on_device_of", "overlapped", "repeated", "replayed", "resumed"]
+__all__ = [
+    "NOTHING",
+    "Layout",
+    "Room",
+    "here",
+    "launch",
+    "numbered",
+    "on_device_of",
+    "overlapped",
+    "repeated",
+    "replayed",
+    "resumed",
+]
 
 Launch = Callable[..., Any]
 """What starts a kernel: ``launch(kernel, grid, *arguments, **options)``."""
@@ -43,6 +56,10 @@ class Layout(NamedTuple):
             places.append((size, dtype, shape))
             size += -(-math.prod(shape) * dtype.itemsize // _APART) * _APART
         return cls(size, tuple(places), tuple(place[0] for place in places))
+
+
+# Of launches that need no room.
+NOTHING = Layout.of()
 
 
 class Room(NamedTuple):
@@ -233,17 +250,48 @@ def overlapped(x: Tensor) -> dict[str, bool]:
 
 
 class _Step(NamedTuple):
-    """One recorded launch: what to start, and which of the pointers and constants it takes, in order."""
+    """One recorded launch: what to start, which pointers it takes, in order, and what comes after these."""
 
     run: Any
     grid: tuple[int, ...]
     function: Any
     metadata: Any
-    constants: tuple[Any, ...]
     pick: Callable[[Sequence[Any]], tuple[Any, ...]]
+    constants: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, compiled: Any, grid: tuple[int, ...], given: list[Any], slots: dict[int, int]) -> _Step:
+        """Tensors have slots; nearly always they come first."""
+        first = 0
+        while first < len(given) and isinstance(given[first], Tensor):
+            first += 1
+        mixed = first < 2 or any(isinstance(x, Tensor) for x in given[first:])
+        if mixed:  # also where `itemgetter` would not give a tuple
+            order = [slots[id(x)] if isinstance(x, Tensor) else None for x in given]
+            fixed = [None if isinstance(x, Tensor) else x for x in given]
+            pick, constants = partial(_woven, order, fixed), ()
+        else:
+            pick, constants = itemgetter(*(slots[id(x)] for x in given[:first])), tuple(given[first:])
+        sizes = (*grid, 1, 1)[:3]
+        return cls(compiled.run, sizes, compiled.function, compiled.packed_metadata, pick, constants)
+
+
+def _woven(order: list[int | None], fixed: list[Any], pointers: Sequence[int]) -> tuple[Any, ...]:
+    return tuple(x if slot is None else pointers[slot] for slot, x in zip(order, fixed, strict=True))
 
 
 _tapes: dict[Hashable, list[_Step]] = {}
+_numbers: dict[Hashable, int] = {}
+_counter = count()
+
+
+def numbered(key: Hashable) -> int:
+    """A number for a key, always the same: found sooner among others than what has many parts.
+
+    >>> numbered(("doc", 1)) == numbered(("doc", 1)) != numbered(("doc", 2))
+    True
+    """
+    return _numbers.setdefault(key, next(_counter))
 
 
 def replayed(
@@ -270,12 +318,10 @@ def replayed(
     >>> room.part(0).shape
     torch.Size([2])
     """
-    room = Room.like(inputs[0], layout)
+    room = Room.like(inputs[0], layout) if layout.places else Room(inputs[0], layout)
     base = room.memory.data_ptr()
     pointers = [x.data_ptr() for x in inputs]
-    bits = 0
-    for pointer in pointers:
-        bits |= pointer
+    bits = reduce(or_, pointers)
     aligned, device = not bits & 15, inputs[0].device.index
     tape = _tapes.get((key, device)) if aligned else None
     if tape is None:
@@ -288,8 +334,8 @@ def replayed(
         base = before.memory.data_ptr()
         pointers += [base + first for first in before.layout.firsts]
     stream = _stream(device)  # type: ignore[arg-type]
-    for run, grid, function, metadata, constants, pick in tape:
-        run(*grid, stream, function, metadata, None, None, None, *pick((*pointers, *constants)))
+    for run, grid, function, metadata, pick, constants in tape:
+        run(*grid, stream, function, metadata, None, None, None, *pick(pointers), *constants)
     return room
 
 
@@ -297,22 +343,14 @@ def _recorded(inputs: tuple[Tensor, ...], room: Room, body: Callable[..., None],
     """Run the body; its launches as steps, none where the interpreter ran them."""
     inputs = tuple(x.view_as(x) for x in inputs)
     parts, others = room.parts(), () if before is None else before.parts()
-    first = len(inputs) + len(parts) + len(others)  # slots of tensors come before those of numbers
     slots = {id(x): slot for slot, x in enumerate((*inputs, *parts, *others))}
     steps: list[_Step] = []
 
     def record(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         found = launch(kernel, grid, *arguments, **options)
-        if found is None:
-            return
-        compiled, fixed = found
-        numbers = [x for x in arguments if not isinstance(x, Tensor)]
-        after = iter(range(first, first + len(numbers)))
-        order = [slots[id(x)] if isinstance(x, Tensor) else next(after) for x in arguments]
-        order += range(first + len(numbers), first + len(numbers) + len(fixed))
-        sizes = (*grid, 1, 1)[:3]
-        metadata = compiled.packed_metadata
-        steps.append(_Step(compiled.run, sizes, compiled.function, metadata, (*numbers, *fixed), itemgetter(*order)))
+        if found is not None:
+            compiled, fixed = found
+            steps.append(_Step.of(compiled, grid, [*arguments, *fixed], slots))
 
     body(record, inputs, parts, *([] if before is None else [others]))
     return steps

@@ -7,9 +7,7 @@ moves the queries: a third of the time.
 
 from __future__ import annotations
 
-import ctypes
 import math
-import threading
 from collections.abc import Callable, Hashable
 from functools import lru_cache, partial
 from operator import itemgetter
@@ -20,6 +18,7 @@ from torch import Tensor
 
 from thalweg.kernels.gpu import memory_steps
 from thalweg.kernels.gpu.launching import Layout, Room, here, repeated, resumed
+from thalweg.kernels.gpu.mailbox import Letter, mailbox_of
 from thalweg.kernels.reference.memory import Settled
 
 __all__ = ["Course", "Limits", "by_products"]
@@ -29,8 +28,6 @@ _SHARE = 16  # queries or patterns for which a program is worth its start
 _RARE = 16  # one of so many queries may have many weights that matter while few are picked: that takes no longer
 # Rounds after which the host looks how many queries are still on the way; the first only if steps may be short at once.
 _LOOKS = frozenset((2, 4, 8, *range(12, 1 << 16, 12)))
-_REPORTS = 64  # slots of a box
-_LOOKS_AT_BOX = 5000  # before the host gives up its turn, some tenths of a millisecond
 _LOOKS_AT_FEW = frozenset((2, 3, 4, 6, 8, 12, *range(24, 1 << 16, 24)))
 
 
@@ -167,64 +164,22 @@ class Course:
         return Settled(self.state, self.energies, self.steps, self.converged)
 
 
-class _Box:
-    """Where kernels write what the host waits for: numbers in its own memory, which a GPU can reach.
-
-    A report has a slot to itself: one that comes late, for a caller who was interrupted, is taken for no other.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        memory = torch.empty((_REPORTS, 2), dtype=torch.int64, pin_memory=device.type == "cuda")
-        self.slots = memory.unbind(0)  # each begins at a multiple of 16 bytes
-        self._numbers = (ctypes.c_int64 * (2 * _REPORTS)).from_address(memory.data_ptr())
-        self._device, self._last = device, 0
-
-    def fresh(self) -> int:
-        """A slot that nothing has been written to."""
-        self._last = slot = (self._last + 1) % _REPORTS
-        self._numbers[2 * slot] = -1
-        return slot
-
-    def read(self, slot: int) -> int:
-        """What was written there: seen at once, and after a while by a wait that lets other threads go on."""
-        numbers, place = self._numbers, 2 * slot
-        for _ in range(_LOOKS_AT_BOX):
-            if (found := numbers[place]) >= 0:
-                return found
-        torch.cuda.current_stream(self._device).synchronize()  # also says so if the device has failed
-        return numbers[place]
-
-
-class _Boxes(threading.local):
-    """A thread's own, since it waits for what is in them."""
-
-    def __init__(self) -> None:
-        self.made: dict[torch.device, _Box] = {}
-
-    def of(self, device: torch.device) -> _Box:
-        found = self.made.get(device)
-        if found is None:
-            found = self.made[device] = _Box(device)
-        return found
-
-
-_boxes = _Boxes()
-
-
 class _Counters:
     """The counters of a course as the host reads them: told by kernels in passing, waited for when they are needed."""
 
     def __init__(self, course: Course) -> None:
-        self._course, self._box, self._slot = course, _boxes.of(course.state.device), 0
+        self._course, self._box = course, mailbox_of(course.state.device)
+        self._letter: Letter | None = None
 
     def ask(self) -> None:
         """Have the next kernel that reports do so here."""
-        self._slot = slot = self._box.fresh()
-        self._course.give({"box": self._box.slots[slot]})
+        self._letter = self._box.letter()
+        self._course.give({"box": self._letter.tensor})
 
     def read(self) -> tuple[int, int]:
         """What was asked for: queries for which many weights mattered, queries that are done."""
-        found = self._box.read(self._slot)
+        assert self._letter is not None
+        found = self._letter.read()
         return found >> 32, found & 0xFFFFFFFF
 
 
