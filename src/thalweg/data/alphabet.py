@@ -41,6 +41,7 @@ class Alphabet:
             if not isinstance(symbol, str) or not symbol:
                 raise DataError(f"an alphabet holds non-empty strings, got {symbol!r}")
         self._ids = {symbol: number for number, symbol in enumerate(self._symbols, SPECIALS)}
+        self._by_number = ("",) * SPECIALS + self._symbols
         if len(self._ids) != len(self._symbols):
             seen: set[str] = set()
             twice = next(symbol for symbol in self._symbols if symbol in seen or seen.add(symbol))
@@ -85,15 +86,15 @@ class Alphabet:
         >>> Alphabet(["a", "b"]).decode([2, 4, 5, 3, -1, -1])
         ('a', 'b')
         """
-        result, symbols, size = [], self._symbols, len(self)
-        numbers = list(map(int, ids))
+        numbers = ids if type(ids) is list else list(map(int, ids))
         if numbers and numbers[-1] == EOS:  # as searches give them: nothing but symbols, and the end
-            numbers.pop()
+            numbers = numbers[:-1]
+        result, size = [], len(self)
         if numbers and min(numbers) >= SPECIALS and max(numbers) < size:
-            return tuple([symbols[number - SPECIALS] for number in numbers])
-        for number in numbers:
+            return tuple(map(self._by_number.__getitem__, numbers))
+        for number in map(int, numbers):
             if SPECIALS <= number < size:
-                result.append(symbols[number - SPECIALS])
+                result.append(self._by_number[number])
             elif number == EOS:
                 break
             elif number == UNK:

@@ -59,6 +59,8 @@ class Side:
 
     def tags(self, features: Iterable[str]) -> Piece:
         """Symbols of the tags that are known, in order: they stand before a text's own."""
+        if not features:
+            return ()
         return tuple(symbol for symbol in map(tag_symbol, features) if symbol in self.alphabet)
 
     def encode(self, text: str, features: Iterable[str] = ()) -> tuple[int, ...]:
