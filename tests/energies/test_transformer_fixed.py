@@ -104,9 +104,9 @@ def test_step_by_step(norm: str, positions: str, activation: str) -> None:
 # With the number of parts of long sums.
 HALVED = [
     ({"norm": "pre", "positions": "rotary", "activation": "swiglu"}, 1),
-    ({"norm": "post", "positions": "learned", "max_positions": 8, "encoder_layers": 2, "decoder_layers": 2}, 2),
+    ({"norm": "post", "positions": "learned", "max_positions": 8, "encoder_layers": 2}, 2),
     ({"norm": "post", "activation": "gelu", "embedding_norm": True, "width": 32, "heads": 2, "feedforward": 48}, 1),
-    ({"norm": "pre", "activation": "silu", "embedding_norm": True, "decoder_layers": 2, "encoder_layers": 2}, 2),
+    ({"norm": "pre", "activation": "silu", "embedding_norm": True, "decoder_layers": 2}, 2),
     ({"norm": "rms", "decoder_norm": "layer", "positions": "learned", "max_positions": 5, "tied": True}, 1),
 ]
 
