@@ -90,11 +90,11 @@ def check_steps(model: Transformer) -> None:
     ("norm", "positions", "activation"),
     [
         ("pre", "sinusoidal", "relu"),
-        ("pre", "learned", "silu"),
+        pytest.param("pre", "learned", "silu", marks=pytest.mark.slow),
         ("pre", "rotary", "swiglu"),
         ("post", "sinusoidal", "gelu"),
         ("post", "learned", "relu"),
-        ("post", "rotary", "gelu"),
+        pytest.param("post", "rotary", "gelu", marks=pytest.mark.slow),
     ],
 )
 def test_step_by_step(norm: str, positions: str, activation: str) -> None:

@@ -25,6 +25,10 @@ if RUNS:
     from thalweg.kernels.gpu import chain_launch
 
 
+# Transitions of each item, where shared ones and those of each step go the same ways.
+PER_ITEM = pytest.param(1, marks=pytest.mark.slow)
+
+
 @outside
 def test_in_the_interpreter() -> None:
     run_in_the_interpreter(__file__)
@@ -207,7 +211,7 @@ def test_a_path_that_both_walks_would_lose() -> None:
 
 
 @here_only
-@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("kind", [0, PER_ITEM, 2])
 def test_infeasible_items_spoil_nothing(kind: int) -> None:
     chain, gold = problem(3, 6, 4, kind)
     emissions = chain.emissions.clone()
@@ -246,7 +250,7 @@ def test_equal_calls_are_equal_and_padding_is_inert(kind: int) -> None:
 
 
 @here_only
-@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("kind", [0, PER_ITEM, 2])
 def test_more_labels_than_registers_hold(kind: int) -> None:
     chain, gold = problem(1, 3, 130, kind)
     assert_right(chain, gold)
@@ -287,7 +291,7 @@ def inverse_cdf(chain: Chain, uniforms: Tensor) -> Tensor:
 
 
 @here_only
-@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("kind", [0, PER_ITEM, 2])
 def test_samples_invert_the_distribution(kind: int) -> None:
     draw = torch.Generator().manual_seed(5)
     for scale, forbid in ((1.0, 0.4), (300.0, 0.0)):
@@ -317,7 +321,7 @@ def test_top_k_against_enumeration(kind: int) -> None:
 
 
 @here_only
-@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("kind", [0, PER_ITEM, 2])
 def test_edges_and_expectations_against_enumeration(kind: int) -> None:
     chain, _ = problem(2, 4, 3, kind, forbid=0.3, scale=2.0)
     edges = gpu.edge_marginals(chain).cpu()
@@ -340,7 +344,7 @@ def test_edges_and_expectations_against_enumeration(kind: int) -> None:
 
 
 @here_only
-@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("kind", [0, PER_ITEM, 2])
 def test_low_memory(kind: int) -> None:
     chain, gold = problem(3, 10, 4, kind, scale=2.0)
     saved = assert_right(chain, gold, low_memory=True)
@@ -348,7 +352,7 @@ def test_low_memory(kind: int) -> None:
 
 
 @here_only
-@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("kind", [0, PER_ITEM])
 def test_chunks_make_one_walk(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain_launch, "WARM_UP", 12)
     chain, gold = problem(2, 31, 4, kind)

@@ -115,7 +115,7 @@ def test_product_of_real_size(rows: int, inner: int, outer: int, block: int) -> 
 
 
 @here_only
-@pytest.mark.parametrize("rows", [5, 200])
+@pytest.mark.parametrize("rows", [5, 40])
 @pytest.mark.parametrize("factor", [1e-30, 1e-6, 1e6, 1e30])
 def test_of_any_size(rows: int, factor: float) -> None:
     x, weight, bias = factor * normal(rows, 32), normal(16, 32, seed=1) / factor, normal(16, seed=2)
@@ -314,7 +314,7 @@ def test_gelu_has_the_digits_of_float32() -> None:
         assert torch.equal(out[0].nan_to_num(7), out[1].nan_to_num(7))
         return out[0]
 
-    x = torch.linspace(-9, 9, 4096, device=DEVICE)
+    x = torch.linspace(-9, 9, 1024, device=DEVICE)
     exact = x.double() * 0.5 * torch.special.erfc(-x.double() / math.sqrt(2))
     off = (gelu(x) - exact).abs()
     assert (off / x.abs()).max() <= 2e-7
