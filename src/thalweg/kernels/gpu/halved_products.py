@@ -233,7 +233,7 @@ def multiply(
     launched, both = overlapped(x.high), (x, matrix, gate or matrix)
     boxed = boxed and _copies_tiles(x.high)
     if boxed:
-        both = tuple(_described(one, rows, block) for one, rows in zip(both, (MP, NP, NP), strict=True))
+        both = tuple(_described(one, size, block) for one, size in zip(both, (MP, NP, NP), strict=True))
     kernel: Any = _multiply
     kernel[-(-rows // MP), -(-outer // NP), parts](
         *(*both[0], *both[1], *both[2], first if residual is None else residual, first, low, scales),
