@@ -23,10 +23,11 @@ setup: $(STAMP)  ## create .venv and install Thalweg with its development tools
 demo: setup  ## train, measure and use a pronunciation model on embedded data
 	$(BIN)/thalweg recipe run demo --out runs/demo --fresh
 
-# A process for each core; tests of one file stay together, because they share what is slow to make.
-PARALLEL := -n auto --dist loadfile
+# A process for each core; tests of one file stay together, because they share what is slow to make, and files keep the
+# order of tests/conftest.py.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-test: setup  ## the test suite (under 10 minutes on 2 cores)
+test: setup  ## the test suite
 	$(BIN)/python -m pytest $(PARALLEL)
 
 test-all: setup  ## the test suite with the slow checks

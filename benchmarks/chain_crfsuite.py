@@ -20,7 +20,7 @@ from chain_timing import quick_spread
 from common import Spread, WrongAnswerError
 from torch import Tensor
 
-from thalweg.inference.chain import LinearChain
+from thalweg.inference.structures.chain import LinearChain
 
 NAME, ATTRIBUTES = "crfsuite", 50
 TOLERANCE = 1e-4

@@ -18,7 +18,7 @@ from chain_sides import Job, Ours, Problem, Size, chain_of
 from chain_timing import Cell, alternate, first_call, quick_spread, release
 from common import WrongAnswerError
 
-from thalweg.inference.chain import LinearChain
+from thalweg.inference.structures.chain import LinearChain
 from thalweg.kernels.potentials import SparseTransitions
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"

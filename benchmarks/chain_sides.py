@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thalweg.inference.chain import LinearChain
+from thalweg.inference.structures.chain import LinearChain
 from thalweg.layers.crf import CRF
 
 Size = tuple[int, int, int]

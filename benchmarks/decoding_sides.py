@@ -18,7 +18,7 @@ import torch
 from chain_sides import Job, version_of
 from torch import Tensor
 
-from thalweg.energies.huggingface import ConvertedTransformer, from_huggingface
+from thalweg.energies.transformer.huggingface import ConvertedTransformer, from_huggingface
 from thalweg.inference import Hypotheses, beam_search, greedy
 from thalweg.layers.padded import Padded
 
@@ -186,7 +186,7 @@ def ours_of(folder: Path, device: str, shape: Shape) -> Ours:
 
 
 def hugging_face(folder: Path, device: str, shape: Shape) -> Side:
-    """transformers: ``generate`` with the settings of the table in ``thalweg.energies.huggingface``."""
+    """transformers: ``generate`` with the settings of the table in ``thalweg.energies.transformer.huggingface``."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import transformers
 

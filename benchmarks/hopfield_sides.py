@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.energies.hopfield import HopfieldMemory
+from thalweg.energies.hopfield.memory import HopfieldMemory
 from thalweg.kernels.memory import associate, settle
-from thalweg.layers.hopfield import Hopfield
+from thalweg.layers.hopfield.layer import Hopfield
 
 Size = tuple[int, int, int]
 """Queries Q, patterns N, features D."""

@@ -18,11 +18,11 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from thalweg.data.augmentation import Augmentation
-from thalweg.data.image_batches import ImageBatch, ImageBatches
-from thalweg.data.images import ImageSplit, channel_statistics, read_images
-from thalweg.energies.convnet import ConvNet, ConvNetConfig
-from thalweg.learning.class_losses import ClassLoss
+from thalweg.data.images.augmentation import Augmentation
+from thalweg.data.images.batches import ImageBatch, ImageBatches
+from thalweg.data.images.reading import ImageSplit, channel_statistics, read_images
+from thalweg.energies.convnet.model import ConvNet, ConvNetConfig
+from thalweg.learning.losses.classes import ClassLoss
 from thalweg.learning.settings import ClassTraining
 from thalweg.learning.trainer import Trainer
 

@@ -26,7 +26,7 @@ from sides import PEER, PROBE_WORDS, SIZES, Data, Ours, Peer, complete, our_conf
 
 import thalweg
 from thalweg.data import pad
-from thalweg.data.alphabet import EOS
+from thalweg.data.text.alphabet import EOS
 from thalweg.errors import ThalwegError
 from thalweg.tasks import SearchConfig, Transducer, load, train
 

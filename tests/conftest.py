@@ -19,6 +19,15 @@ if str(TESTS) not in sys.path:
 torch.set_num_threads(1)
 
 
+# Files that take long for their number of tests: they start others, or Triton's interpreter.
+LONG = ("test_tooling", "test_cli_stopping", "test_sweep_ray", "test_transformer_fixed", "test_captured", "test_gpu_")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """They go first, so that no process is left with one of them at the end."""
+    items.sort(key=lambda item: not item.path.name.startswith(LONG))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of data sets: `$THALWEG_DATA`, else `shared/data` beside the repository; skips without."""

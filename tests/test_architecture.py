@@ -26,8 +26,8 @@ PACKAGE = "thalweg"
 
 # A room may import itself and the rooms before it. The last two share a place: neither imports the other.
 ROOMS = (
-    *("errors", "kernels", "inference", "layers", "energies", "data", "metrics", "learning"),
-    *("diagnostics", "tasks", "recipes", "cli", "serve"),
+    *("errors", "limits", "files", "kernels", "inference", "layers", "energies", "data", "metrics", "learning"),
+    *("diagnostics", "sweeps", "tasks", "recipes", "cli", "serve"),
 )
 RANK = {room: min(place, ROOMS.index("cli")) for place, room in enumerate(ROOMS)}
 
@@ -118,6 +118,22 @@ def order_offences(tree: ast.Module, module: str, is_package: bool = False) -> l
         elif other != room and RANK[other] >= RANK[room]:
             offences.append(f"{module}:{found.line}: `{room}` may not import `{found.target}`")
     return offences
+
+
+def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules of which each reaches every other."""
+
+    def reached(start: str) -> set[str]:
+        found, open_ = set(), [start]
+        while open_:
+            fresh = edges.get(open_.pop(), set()) - found
+            found |= fresh
+            open_ += fresh
+        return found
+
+    within = {name: reached(name) for name in edges}
+    loops = {tuple(sorted(m for m in within[name] if name in within.get(m, set()))) for name in edges}
+    return sorted(list(group) for group in loops if len(group) > 1)
 
 
 def third_party_offences(tree: ast.Module, module: str, is_package: bool = False) -> list[str]:
@@ -259,6 +275,19 @@ def has_example(node: Documented) -> bool:
 # (a) and (b): imports
 
 
+def test_no_cycles() -> None:
+    """Imports in functions count; those for types alone do not. The package's own list of names is lazy."""
+    known = {m.name for m in modules()}
+    edges = {}
+    for m in modules():
+        targets = {found.target for found in imports_of(m.tree, m.name, m.is_package) if not found.typing_only}
+        # What is imported is a module, or a name of the module before it.
+        targets = {target if target in known else target.rpartition(".")[0] for target in targets}
+        edges[m.name] = (targets & known) - {m.name, PACKAGE}
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    assert not cycles(edges)
+
+
 def test_imports_point_one_way() -> None:
     offences = [line for m in modules() for line in order_offences(m.tree, m.name, m.is_package)]
     assert not offences, "\n".join(offences)
@@ -274,7 +303,7 @@ def test_third_party_imports_wait_until_needed() -> None:
     [
         ("thalweg.layers.attention", "from thalweg.energies import Seq2Seq"),
         ("thalweg.layers.attention", "from thalweg import energies"),
-        ("thalweg.layers.attention", "import thalweg.energies.seq2seq as s"),
+        ("thalweg.layers.attention", "import thalweg.energies.seq2seq.model as s"),
         ("thalweg.layers.attention", "from ..energies.seq2seq import Seq2Seq"),
         ("thalweg.layers.attention", "from .. import energies"),
         ("thalweg.layers.attention", "def f():\n    from thalweg.energies import Seq2Seq"),
@@ -307,8 +336,8 @@ def test_order_checker_lets_the_rest_pass() -> None:
 def test_third_party_checker_can_fail() -> None:
     outside = ast.parse("try:\n    import regex\nexcept ImportError:\n    regex = None")
     inside = ast.parse("import numpy as np\nimport json\ndef f():\n    import regex")
-    assert third_party_offences(outside, "thalweg.data.symbols")
-    assert not third_party_offences(inside, "thalweg.data.symbols")
+    assert third_party_offences(outside, "thalweg.data.text.symbols")
+    assert not third_party_offences(inside, "thalweg.data.text.symbols")
     assert third_party_offences(ast.parse("import typer"), "thalweg.tasks.transduce")
     assert not third_party_offences(ast.parse("import typer"), "thalweg.cli.main")
 
@@ -359,6 +388,8 @@ def test_import_is_light() -> None:
 def test_public_names_are_described(name: str) -> None:
     module = module_named(name)
     assert ast.get_docstring(module.tree), f"{name} has no docstring"
+    if module.is_package and len(module.tree.body) == 1:
+        return  # a folder and what it is for
     loaded = importlib.import_module(name)
     assert hasattr(loaded, "__all__"), f"{name} has no __all__"
     public = exports(module)

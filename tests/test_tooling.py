@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
+
+import thalweg
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.is_file()]
@@ -64,6 +70,29 @@ def test_docs_build(tmp_path: Path) -> None:
     program = tool("mkdocs")  # not --quiet: it hides warnings from --strict too
     run(program, "build", "--strict", "--site-dir", str(tmp_path), NO_MKDOCS_2_WARNING="1")
     assert (tmp_path / "index.html").is_file()
+    rooms = [name for name in thalweg.__all__ if inspect.ismodule(getattr(thalweg, name))]
+    for room in [*rooms, "learning.losses"]:
+        page = (tmp_path / "reference" / f"{room.split('.')[-1]}.html").read_text("utf-8")
+        module = importlib.import_module(f"thalweg.{room}")
+        names = [x for x in module.__all__ if isinstance(getattr(module, x), type | FunctionType)]
+        # A function may stand in a module of its own name, under which its page then has it.
+        assert [x for x in names if not re.search(rf'id="thalweg\.{room}\.({x}\.)?{x}"', page)] == [], room
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel == {"packages": ["src/thalweg"]}  # all that is in it and not ignored
+    assert (ROOT / "src" / "thalweg" / "py.typed").is_file()
+    assert "typed" not in (ROOT / ".gitignore").read_text("utf-8")
+
+
+def test_hooks_and_workflow_run_what_make_runs() -> None:
+    lint = (ROOT / "Makefile").read_text("utf-8").split("\nlint:")[1].split("\n\n")[0]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))["repos"][0]["hooks"]
+    asked = [hook["entry"].removeprefix(".venv/bin/").removesuffix(" --force-exclude") for hook in hooks]
+    assert asked == [line.removeprefix("$(BIN)/").removesuffix(" .") for line in lint.split("\n\t")[1:]]
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
+    assert [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step] == [".ci/run"]
 
 
 class Block(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from thalweg.data import pad
-from thalweg.energies.huggingface import from_huggingface
+from thalweg.energies.transformer.huggingface import from_huggingface
 from thalweg.inference import beam_search
 
 folder, width, limit, penalty = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5, 30, 1.0

@@ -14,8 +14,8 @@ import torch
 
 from thalweg.diagnostics import linear_recurrence, span_spectra, vanishing_bound
 from thalweg.recipes.experiments.plots import COLOURS, MUTED, canvas, house_style, tidy, to_png
-from thalweg.tasks.diagnosing import diagnose
-from thalweg.tasks.subjects import open_subject
+from thalweg.recipes.resolving import resolve
+from thalweg.tasks.diagnosis.measures import diagnose
 
 STEPS = 40
 
@@ -69,7 +69,7 @@ def draw_deep(path: Path, runs: dict[str, Path]) -> None:
     figure, axes = canvas(1, 3, (10.2, 3.0))
     names = list(runs)
     for name, style in ((names[0], "-"), (names[1], "--")):
-        flow = diagnose(open_subject(runs[name], fresh=True, device="cpu")).flow
+        flow = diagnose(resolve(runs[name], fresh=True).subject(device="cpu")).flow
         for colour, (stack, sites) in zip(COLOURS, flow.stacks().items(), strict=False):
             label = f"{stack}, {name}"
             depths = [site.depth for site in sites]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 __all__ = [
     "CheckpointError",
@@ -15,8 +16,10 @@ __all__ = [
     "DataError",
     "InfeasibleError",
     "MissingDependencyError",
+    "OutOfMemoryError",
     "ShapeError",
     "ThalwegError",
+    "WriteError",
     "nearest",
 ]
 
@@ -45,8 +48,20 @@ class CheckpointError(ThalwegError, RuntimeError):
     """A checkpoint is absent, truncated, foreign or from a newer version."""
 
 
+class WriteError(ThalwegError, OSError):
+    """A file cannot be written: the disk is full, the place is wrong or not allowed; ``path`` is that file."""
+
+    def __init__(self, message: str, path: Path | None = None):
+        super().__init__(message)
+        self.path = path
+
+
 class MissingDependencyError(ThalwegError, ImportError):
     """An optional package is not installed; the message carries the pip line that installs it."""
+
+
+class OutOfMemoryError(ThalwegError, MemoryError):
+    """More memory is needed than there is; the message says how much, and which setting to lower."""
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
@@ -58,5 +73,5 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     'choose one of: attention, hidden'
     """
     choices = sorted(choices)
-    close = difflib.get_close_matches(name, choices, n=1)
+    close = difflib.get_close_matches(str(name)[:100], choices, n=1)
     return f"did you mean `{close[0]}`?" if close else f"choose one of: {', '.join(choices)}"

@@ -91,7 +91,7 @@ def test_defects_keep_their_traceback(cli: Any, monkeypatch: pytest.MonkeyPatch)
     def broken(*args: object, **options: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("thalweg.tasks.transducer.open_pairs", broken)
+    monkeypatch.setattr("thalweg.data.text.named_pairs.open_pairs", broken)
     assert isinstance(cli("data", "check", "x.tsv").exception, ZeroDivisionError)
 
 
@@ -99,7 +99,7 @@ def test_message_of_an_error_is_one_line(cli: Any, monkeypatch: pytest.MonkeyPat
     def refuse(*args: object, **options: object) -> None:
         raise ConfigError("first [bold]line\nsecond line " + "long " * 60)
 
-    monkeypatch.setattr("thalweg.tasks.transducer.open_pairs", refuse)
+    monkeypatch.setattr("thalweg.data.text.named_pairs.open_pairs", refuse)
     shown = cli("data", "check", "x.tsv").stderr
     assert shown.count("\n") == 1
     assert shown.startswith("error: first [bold]line second line long")

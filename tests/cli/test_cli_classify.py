@@ -126,7 +126,7 @@ def test_options_of_strings_are_refused(run, cli, tmp_path):
         (["--width", 3], "--width is for runs on strings"),
         (["--seed", 3], "--seed is for runs on strings"),
         (["--ensemble", "x"], "--ensemble is for runs on strings"),
-        (["--text", "x"], "are for strings; name images"),
+        (["--text", "x"], "--text is for runs on strings"),
         ([], "no images; name files"),
     ):
         result = cli("predict", out, *words)

@@ -191,7 +191,7 @@ def test_wrong_columns(cli: Any, trained: Path, verbs: tuple[Path, Path], pairs:
         (["--model", "transfomer"], "--model `transfomer` is not known; did you mean `transformer`?"),
         (["--model", "transformer", "hidden=8"], "`hidden` is not a setting of transformer models but of recurrent"),
         (["--model", "transformer", "width=8"], "`width` is ambiguous; write one of `model.width`, `search.width`"),
-        (["heads=2"], "`heads` is not a setting of recurrent models but of transformer ones"),
+        (["--model", "lstm", "heads=2"], "`heads` is not a setting of recurrent models but of transformer ones"),
         (["batch_tokens=3"], "raise `batch_tokens` to"),
         (["batch_tokens=-1"], "training.batch_tokens must be 0 or more, got -1"),
     ],

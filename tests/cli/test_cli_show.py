@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from thalweg.energies.convnet import ConvNet, ConvNetConfig
+from thalweg.energies.convnet.model import ConvNet, ConvNetConfig
 from thalweg.learning.checkpoint import Checkpoint, save_checkpoint
 
-FLAT = "task: classify\ndata: {path: digits}\n"
+FLAT = "task: classify\ndata: {path: digits}\nmodel: {}\n"
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def wait_for(ready: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     while not ready():
         assert process.poll() is None, f"ended too early: {process.communicate()}"
         assert time.monotonic() < until, "nothing happened"
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 
 def steps_done(run: Path) -> int:

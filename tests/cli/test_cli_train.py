@@ -201,7 +201,7 @@ def test_resume_from_a_damaged_checkpoint(cli: Any, run: Path, damage: str) -> N
     done = cli("train", "--resume", "--out", run)
     said = {
         "truncated": "expected a whole safetensors file",
-        "foreign": "expected a Thalweg checkpoint, got a safetensors file of another kind",
+        "foreign": "expected a checkpoint, got a safetensors file of another kind",
         "newer": "upgrade thalweg",
         "model": "expected a transduction run, got another kind",
     }

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.distributions import Distribution, kl_divergence
 
-from thalweg.errors import InfeasibleError
+from thalweg.errors import InfeasibleError, ShapeError
 
 
 class Case(NamedTuple):
@@ -423,3 +423,72 @@ class StructureContract:
                 assert "\n" not in str(caught.value)
             rest = [b for b in range(len(case.lengths)) if b != item]
             same(self.make(self.select(case, rest)).log_partition, self.make(clean).log_partition[rest])
+
+    def test_plus_adds_to_the_scores_of_parts(self):
+        for case in self.cases():
+            p = self.make(case)
+            extra = torch.randn(p.marginals.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+            extra = extra.to(p.marginals)
+            more = p.plus(extra)
+            changed = [
+                [(y, s + math.fsum(float(extra[(item, *part)]) for part in self.parts(y))) for y, s in w]
+                for item, w in enumerate(self.enumerate(case))
+            ]
+            same(more.log_partition, [self.oracle.log_partition(w) for w in changed])
+            same(more.score(p.mode), p.score(p.mode) + (extra * p.parts_of(p.mode)).flatten(1).sum(1))
+            with pytest.raises(ShapeError, match="must be"):
+                p.plus(extra[..., :1] if extra.shape[-1] > 1 else extra[:1])
+
+    def test_given_parts_is_conditioning(self):
+        for case in self.cases():
+            p = self.make(case)
+            draws = p.sample((3,), generator=self.generator(2))
+            allowed = p.parts_of(draws).sum(0) > 0
+            q = p.given(allowed=allowed)
+            for item, w in enumerate(self.enumerate(case)):
+                kept = [(y, s) for y, s in w if all(allowed[(item, *part)] for part in self.parts(y))]
+                same(q.log_partition[item], self.oracle.log_partition(kept))
+                assert float(q.log_partition[item]) <= float(p.log_partition[item]) + 1e-9
+
+    def test_parts_and_back(self):
+        for case in self.cases():
+            p = self.make(case)
+            every = self.stacked(case)
+            parts = p.parts_of(every)
+            assert parts.shape == (len(every), *p.marginals.shape)
+            for n, item in itertools.product(range(len(every)), range(len(case.lengths))):
+                marked = [tuple(where) for where in parts[n, item].nonzero().tolist()]
+                assert sorted(marked) == sorted(self.parts(self.structure(every[n, item])))
+            assert torch.equal(p.structure_of(parts), every)
+
+    def test_noise_on_the_parts(self):
+        case = self.case()
+        p = self.make(case)
+        modes = p.perturbed_mode(200, scale=0.5, generator=self.generator(4))
+        assert modes.shape == (200, *p.mode.shape)
+        known = [{y for y, _ in w} for w in self.enumerate(case)]
+        assert all(self.structure(modes[n, item]) in known[item] for n in range(200) for item in range(len(known)))
+        assert torch.equal(p.perturbed_mode(1, scale=1e-9, generator=self.generator())[0], p.mode)
+        mean = p.expected_mode(200, scale=0.5, generator=self.generator(4))
+        same(mean, p.parts_of(modes).mean(0))
+        relaxed = p.relaxed_sample((7,), temperature=1e-3, generator=self.generator(5))
+        hard = p.relaxed_sample((7,), temperature=0.5, hard=True, generator=self.generator(5))
+        same(relaxed, hard, rtol=0, atol=1e-3)
+        leaves = case.leaves()
+        for value in (
+            self.make(leaves).expected_mode(20, generator=self.generator(6)),
+            self.make(leaves).relaxed_sample((2,), hard=True, generator=self.generator(6)),
+        ):
+            scores = leaves.scores[self.part_scores]
+            factors = torch.arange(value.numel(), device=value.device).view(value.shape)
+            (gradient,) = torch.autograd.grad((value * factors).sum(), scores)
+            assert gradient.isfinite().all()
+            assert gradient.abs().sum() > 0
+            mask = self.padding(case).get(self.part_scores)
+            assert mask is None or (gradient[mask.to(gradient.device)] == 0).all()
+
+    def test_posterior_decoding_gets_most_parts_right(self):
+        for case in self.cases():
+            p = self.make(case)
+            found, mode = ([(p.marginals * p.parts_of(y)).flatten(1).sum(1)] for y in (p.max_posterior(), p.mode))
+            assert (found[0] >= mode[0] - 1e-9).all()

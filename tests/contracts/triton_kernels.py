@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,28 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 here_only = pytest.mark.skipif(not RUNS, reason="runs in the interpreter's process")
 outside = pytest.mark.skipif(RUNS, reason="this is the interpreter's process, or there is a GPU")
 for_hopper = pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+
+
+def quicken_the_interpreter() -> None:
+    """Once for the process what it does at every call of a function and for every value: half of its time."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))  # type: ignore[arg-type]
+    interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
+    look, known = interpreter._get_np_dtype, {}
+
+    def remembered(dtype: Any) -> Any:
+        scalar = dtype.scalar
+        if scalar.name not in known:
+            known[scalar.name] = look(scalar)
+        return known[scalar.name]
+
+    interpreter._get_np_dtype = remembered
+
+
+if INTERPRETED and importlib.util.find_spec("triton") is not None:
+    quicken_the_interpreter()
 
 
 def run_in_the_interpreter(file: str) -> None:

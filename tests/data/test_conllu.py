@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from thalweg.data.conllu import Sentence, Word, read_conllu
+from thalweg.data.text.conllu import Sentence, Word, read_conllu
 from thalweg.errors import DataError
 
 # A range, an empty node, an underscore that is a word, a hash that is a word, and comments of both forms.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from oracles import images as oracle
-from thalweg.data.augmentation import DRAWS, Augmentation, augment, augment_with, normalise
+from thalweg.data.images.augmentation import DRAWS, Augmentation, augment, augment_with, normalise
 from thalweg.errors import ConfigError, ShapeError
 
 SHAPES = [(4, 3, 5, 6), (3, 1, 8, 8), (2, 2, 1, 7), (2, 3, 6, 1), (1, 1, 1, 1)]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from thalweg.data.augmentation import Augmentation
-from thalweg.data.image_batches import ImageBatch, ImageBatches
-from thalweg.data.images import ImageSplit, channel_statistics, read_images
+from thalweg.data.images.augmentation import Augmentation
+from thalweg.data.images.batches import ImageBatch, ImageBatches
+from thalweg.data.images.reading import ImageSplit, channel_statistics, read_images
 from thalweg.errors import ConfigError, ShapeError
 
 FULL = {"augment": Augmentation(crop=2, colour=0.2, cutout=2), "mixup": 0.4}

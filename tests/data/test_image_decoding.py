@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from oracles import images as oracle
-from thalweg.data import image_decoding
-from thalweg.data.image_decoding import FileSource, Form, decode, decode_files, look
+from thalweg.data.images import decoding as image_decoding
+from thalweg.data.images.decoding import FileSource, Form, decode, decode_files, look
 
 
 def encoded(image: Image.Image, kind: str = "png", **how) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oracles import images as oracle
-from thalweg.data.image_files import ImageFile, check_classes, list_images, split_off
+from thalweg.data.images.files import ImageFile, check_classes, list_images, split_off
 from thalweg.errors import ConfigError, DataError
 
 BOTH = pytest.mark.parametrize("archive", [False, True], ids=["folder", "zip"])

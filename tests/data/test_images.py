@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from oracles import images as oracle
-from thalweg.data import image_store
-from thalweg.data.image_cache import CacheEntry, cache_folder
-from thalweg.data.images import ImageSplit, channel_statistics, read_images, read_labelled, read_unlabelled
+from thalweg.data.images import store as image_store
+from thalweg.data.images.cache import CacheEntry, cache_folder
+from thalweg.data.images.reading import ImageSplit, channel_statistics, read_images, read_labelled, read_unlabelled
 from thalweg.errors import ConfigError, DataError, MissingDependencyError, ShapeError
 
 
@@ -168,7 +168,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(folder, tmp_path, monkey
             assert data.train.entry is None
             check_all(data)
     monkeypatch.setattr(
-        "thalweg.data.image_cache.reserve", lambda path, size: (_ for _ in ()).throw(OSError(28, "full"))
+        "thalweg.data.images.cache.reserve", lambda path, size: (_ for _ in ()).throw(OSError(28, "full"))
     )
     data = read_images(folder)
     assert data.train.entry is None
@@ -254,14 +254,14 @@ def test_size_and_colour_follow_the_images(tmp_path):
 
 def test_statistics_equal_the_oracle_and_are_kept(folder, monkeypatch):
     data = read_images(folder)
-    monkeypatch.setattr("thalweg.data.images._BLOCK", 200)  # three images at a time
+    monkeypatch.setattr("thalweg.data.images.reading._BLOCK", 200)  # three images at a time
     mean, std = channel_statistics(data.train)
     for c in range(3):
         expected = oracle.statistics(data.train.images[:, c].flatten().tolist())
         assert (mean[c].item(), std[c].item()) == pytest.approx(expected, abs=1e-6)
         wrong = oracle.statistics(data.train.images[:-1, c].flatten().tolist())
         assert (mean[c].item(), std[c].item()) != pytest.approx(wrong, abs=1e-6)
-    monkeypatch.setattr("thalweg.data.images._count", lambda images: pytest.fail("counted again"))
+    monkeypatch.setattr("thalweg.data.images.reading._count", lambda images: pytest.fail("counted again"))
     again = channel_statistics(read_images(folder).train)
     assert torch.equal(again[0], mean)
     assert torch.equal(again[1], std)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oracles.data_plain import count_pairs
 from thalweg.data import Pair, PairFile, read_pairs, read_sources
-from thalweg.data.readers import read_tagged_sources
+from thalweg.data.text.readers import read_tagged_sources
 from thalweg.errors import DataError
 
 GOOD = "cat\tK AE T\n#hash\tHH\nna\u00efve\tN\n".encode()

@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from thalweg.data import pad
 from thalweg.diagnostics.costs import cost_table
-from thalweg.energies.convnet import ConvNet, ConvNetConfig
-from thalweg.energies.seq2seq import Seq2Seq, Seq2SeqConfig
-from thalweg.energies.transformer import Transformer, TransformerConfig
+from thalweg.energies.convnet.model import ConvNet, ConvNetConfig
+from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
+from thalweg.energies.transformer.model import Transformer, TransformerConfig
 
 
 def counted(model, *inputs):

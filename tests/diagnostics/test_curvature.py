@@ -118,7 +118,7 @@ def test_the_report_finds_a_split_that_is_wrong():
 
 
 def test_the_library_s_own_memory():
-    from thalweg.energies.hopfield import HopfieldMemory
+    from thalweg.energies.hopfield.memory import HopfieldMemory
 
     patterns, q = points(6, 3, seed=4), 0.3 * points(2, 3, seed=5)
     report = convex_concave_report(HopfieldMemory(patterns, beta=2.0), q)

@@ -156,8 +156,8 @@ def trained(folder: Path, watch: GradientWatch | None, **settings) -> tuple[dict
     model = Seq2Seq(Seq2SeqConfig(hidden=6, embedding=5, dropout=0.2), source_size=9, target_size=9)
     events: list = []
 
-    def loss(m, b, forcing):
-        logits = m(b.source, b.target, teacher_forcing=forcing)
+    def loss(m, b, moment):
+        logits = m(b.source, b.target, teacher_forcing=config.forcing_at(moment.share))
         return sequence_nll(logits, b.target.tokens, b.target.mask).sum(), int(b.target.lengths.sum())
 
     config = TrainingConfig(epochs=2, device="cpu", metric="loss", average=0.0, **settings)

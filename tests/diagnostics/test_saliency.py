@@ -16,7 +16,7 @@ from thalweg.diagnostics.saliency import (
     integrated_gradients,
     smooth_gradient,
 )
-from thalweg.energies.convnet import ConvNet, ConvNetConfig
+from thalweg.energies.convnet.model import ConvNet, ConvNetConfig
 from thalweg.errors import ConfigError, ShapeError
 
 

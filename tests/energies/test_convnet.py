@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from oracles.convolution import flat_network
-from thalweg.energies.convnet import ConvNet, ConvNetConfig
+from thalweg.energies.convnet.model import ConvNet, ConvNetConfig
 from thalweg.errors import ConfigError, ShapeError
 
 SMALL = {"channels": (4, 6), "hidden": (5,), "dropout": 0.0}
@@ -168,7 +168,10 @@ def test_pooling_before_a_rising_activation_changes_nothing(activation):
     x = images.contiguous(memory_format=torch.channels_last)
     for each in parts:
         x = each["pool"](each["activation"](each["convolution"](x)))
-    assert torch.equal(x, model.maps(images))
+    if activation == "relu":  # no rounding: the same numbers are chosen
+        assert torch.equal(x, model.maps(images))
+    # A vector of exponentials and those at its end may differ in their last digit.
+    torch.testing.assert_close(x, model.maps(images), rtol=1e-12, atol=1e-14)
 
 
 def test_a_mirror_makes_the_energy_symmetric_outside_training():

@@ -9,7 +9,7 @@ from thalweg.data import pad
 from thalweg.energies import Seq2Seq, Seq2SeqConfig
 from thalweg.errors import ConfigError
 from thalweg.inference import beam_search, greedy
-from thalweg.tasks.config import apply_overrides, build_config
+from thalweg.tasks.registry import apply_overrides, build_config
 
 CELLS = ["lstm", "gru", "gru-reset-before", "rnn-tanh", "rnn-relu", "rnn-tanh-pre", "rnn-relu-pre"]
 SOURCES = [[4, 5, 6, 7], [8], [5, 4, 4]]

@@ -13,7 +13,7 @@ from torch import distributions as td
 from oracles.chains import frequency_bound, total_variation, variation_bound
 from thalweg.energies.hmm import HMM
 from thalweg.errors import ConfigError, InfeasibleError, ShapeError
-from thalweg.inference.chain import LinearChain
+from thalweg.inference.structures.chain import LinearChain
 from thalweg.kernels.potentials import SparseTransitions
 
 C, V, B, T = 3, 4, 3, 5

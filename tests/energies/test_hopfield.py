@@ -7,12 +7,20 @@ import torch
 from torch import Tensor, nn
 
 from oracles import hopfield as oracle
-from thalweg.energies.hopfield import HopfieldMemory
-from thalweg.energies.hopfield_post import Identity, LayerNorm, UnitNorm, post_transform
+from thalweg.energies.hopfield.memory import HopfieldMemory
+from thalweg.energies.hopfield.post import Identity, LayerNorm, UnitNorm, post_transform
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.cccp import NotMonotoneError
 from thalweg.kernels import memory as kernels
-from thalweg.layers.separations import ChainMarginals, ChainSparseMAP, Entmax, KSubsets, NormMax, Separation, Softmax
+from thalweg.layers.hopfield.separation_maps import (
+    ChainMarginals,
+    ChainSparseMAP,
+    Entmax,
+    KSubsets,
+    NormMax,
+    Separation,
+    Softmax,
+)
 
 N, D, B = 6, 4, 9
 # The separation, and how the oracle calls it.
@@ -323,7 +331,7 @@ def test_blocks_change_nothing(name, post, monkeypatch):
         return [found.state, found.energies, gradient, quiet, memory.recall(q), memory.concave(q)]
 
     whole = results()
-    monkeypatch.setattr("thalweg.energies.hopfield_landscape._HELD", 2 * N)
+    monkeypatch.setattr("thalweg.energies.hopfield.landscape._HELD", 2 * N)
     for one, other in zip(whole, results(), strict=True):
         torch.testing.assert_close(one, other)
 

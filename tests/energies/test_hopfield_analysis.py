@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from oracles import hopfield as oracle
-from thalweg.energies.hopfield import HopfieldMemory
-from thalweg.energies.hopfield_analysis import (
+from thalweg.energies.hopfield.analysis import (
     analyse_memory,
     exact_retrieval,
     margin,
     pattern_separation,
     retrieval_bound,
 )
-from thalweg.energies.hopfield_fixed_points import classify_states, fixed_points
+from thalweg.energies.hopfield.fixed_points import classify_states, fixed_points
+from thalweg.energies.hopfield.memory import HopfieldMemory
 from thalweg.errors import ConfigError, ShapeError
-from thalweg.layers.separations import Entmax, KSubsets, NormMax, Separation, Softmax
+from thalweg.layers.hopfield.separation_maps import Entmax, KSubsets, NormMax, Separation, Softmax
 
 SPARSE: list[tuple[Separation, float]] = [
     (Entmax(2.0), 1.0),
@@ -269,7 +269,7 @@ def test_sparse_and_subset_states():
 def test_blocks_change_nothing(monkeypatch):
     memory, state = HopfieldMemory(draw(6, 3), 2.0), draw(9, 3, seed=1)
     whole = classify_states(memory, state)
-    monkeypatch.setattr("thalweg.energies.hopfield_fixed_points._HELD", 12)
+    monkeypatch.setattr("thalweg.energies.hopfield.fixed_points._HELD", 12)
     parts = classify_states(memory, state)
     assert parts.members == whole.members
     assert parts.kinds == whole.kinds

@@ -10,12 +10,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from thalweg.energies.hopfield import HopfieldMemory
-from thalweg.energies.hopfield_files import FORMAT, read_memory, write_memory
-from thalweg.energies.hopfield_post import Identity, LayerNorm
-from thalweg.energies.hopfield_storage import PatternStore
+from thalweg.energies.hopfield.files import FORMAT, read_memory, write_memory
+from thalweg.energies.hopfield.memory import HopfieldMemory
+from thalweg.energies.hopfield.post import Identity, LayerNorm
+from thalweg.energies.hopfield.storage import PatternStore
 from thalweg.errors import CheckpointError, ConfigError, DataError, ShapeError
-from thalweg.layers.separations import ChainMarginals, ChainSparseMAP, Entmax, KSubsets, NormMax, Separation, Softmax
+from thalweg.layers.hopfield.separation_maps import (
+    ChainMarginals,
+    ChainSparseMAP,
+    Entmax,
+    KSubsets,
+    NormMax,
+    Separation,
+    Softmax,
+)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

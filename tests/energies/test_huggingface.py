@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from thalweg.energies.huggingface import ConvertedTransformer, from_huggingface
+from thalweg.energies.transformer.huggingface import ConvertedTransformer, from_huggingface
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.inference import beam_search, greedy
 from thalweg.layers.padded import Padded

@@ -12,8 +12,8 @@ from oracles import densities as oracle
 from thalweg.energies.latent import BranchEnergy, CircleEnergy, LatentEnergy, free_energy
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.langevin import langevin
-from thalweg.learning.contrasts import from_sampler
 from thalweg.learning.losses import nll, square_square
+from thalweg.learning.losses.contrasts import from_sampler
 
 INF = math.inf
 ROWS = [[0.5, -1.0, 2.0], [0.0, 0.0, INF], [INF, INF, INF], [INF, 3.0, INF], [1000.0, 1001.0, 1002.0]]

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from thalweg.energies import Seq2Seq, Seq2SeqConfig
-from thalweg.energies import seq2seq_compiled as energies
+from thalweg.energies.seq2seq import compiled as energies
 from thalweg.errors import ThalwegError
 from thalweg.inference import Hypotheses, beam_search, greedy
-from thalweg.inference import compiled as module
-from thalweg.inference.captured import Request
-from thalweg.inference.compiled import compiled_search
+from thalweg.inference.search import compiled as module
+from thalweg.inference.search.compiled import compiled_search
+from thalweg.inference.search.graph_replay import Request
 from thalweg.layers.padded import Padded
 
 pytest.importorskip("numba")

@@ -7,8 +7,8 @@ import torch
 
 from thalweg.data import pad
 from thalweg.energies import Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
-from thalweg.energies.transformer_compiled import CompiledTransformer
-from thalweg.energies.transformer_fixed import FixedTransformer
+from thalweg.energies.transformer.compiled import CompiledTransformer
+from thalweg.energies.transformer.fixed import FixedTransformer
 from thalweg.errors import ConfigError
 from thalweg.inference import beam_search, greedy
 

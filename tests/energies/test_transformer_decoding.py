@@ -9,7 +9,7 @@ from thalweg.data import pad
 from thalweg.energies import Transformer, TransformerConfig
 from thalweg.errors import ShapeError
 from thalweg.inference import beam_search, greedy, sample_sequences
-from thalweg.layers.reduced import reduce_precision
+from thalweg.layers.low_precision import reduce_precision
 
 KINDS = ["encoder-decoder", "causal"]
 POSITIONS = ["sinusoidal", "learned", "rotary"]

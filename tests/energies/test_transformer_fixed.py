@@ -15,7 +15,7 @@ from torch import Tensor
 from contracts.triton_kernels import DEVICE, here_only, needs_triton, outside, run_in_the_interpreter
 from thalweg.data import pad
 from thalweg.energies import Transformer, TransformerConfig
-from thalweg.energies.transformer_fixed import FixedTransformer, _outlines, _place_of, plan
+from thalweg.energies.transformer.fixed import FixedTransformer, _outlines, _place_of, fixed_plan
 from thalweg.kernels import dispatch
 
 SOURCES = [[4, 5, 6], [7, 8], [5]]
@@ -179,7 +179,7 @@ def test_tables_of_a_recorded_encoder_stay() -> None:
     for kind in ("sinusoidal", "rotary"):
         fixed = FixedTransformer(build(positions=kind), 1, 1, 1028, 1)
         width = 8 if kind == "sinusoidal" else 4
-        table = tables.sinusoidal_table if kind == "sinusoidal" else tables.rotary_table
+        table = tables.kept_sinusoidal_table if kind == "sinusoidal" else tables.kept_rotary_table
         kept = table(1028, width, dtype=torch.float32, device=fixed.logits.device)
         wanted = (kept,) if isinstance(kept, Tensor) else kept
         assert all(any(one is other for other in fixed.tables) for one in wanted)
@@ -203,7 +203,7 @@ def test_nothing_is_left_of_other_sources() -> None:
 def test_models_that_are_served() -> None:
     model = build()
     assert FixedTransformer.serves(model)
-    assert plan(model, source()) is not None
+    assert fixed_plan(model, source()) is not None
     unserved = [build(kind="causal"), build(pointer=True), *(build(norm=norm) for norm in ("rms", "weight", "none"))]
     for other in (build().double(), build().half(), build().train(), *unserved):
         assert not FixedTransformer.serves(other)
@@ -215,43 +215,43 @@ def test_models_that_are_served() -> None:
 @pytest.mark.usefixtures("no_kernels")
 def test_learned_positions_bound_sources_and_steps() -> None:
     model = build(positions="learned", max_positions=3)
-    found = plan(model, source())
+    found = fixed_plan(model, source())
     assert found is not None
     assert found.most_steps == 3
-    assert plan(build(positions="learned", max_positions=2), source()) is None
-    assert plan(build(positions="learned", max_positions=3, features=(9,)), source()) is None
+    assert fixed_plan(build(positions="learned", max_positions=2), source()) is None
+    assert fixed_plan(build(positions="learned", max_positions=3, features=(9,)), source()) is None
 
 
 @pytest.mark.usefixtures("no_kernels")
 def test_shapes_differ_by_sources_weights_and_types() -> None:
     model = build()
-    first = plan(model, source())
+    first = fixed_plan(model, source())
     assert first is not None
     assert (first.size, first.device.type) == (3, DEVICE)
     assert first.part(1, 3).tokens.tolist() == source().tokens[1:].tolist()
-    again = plan(model, first.part(0, 1))
+    again = fixed_plan(model, first.part(0, 1))
     assert again is not None
     assert again.shape == first.shape
     with torch.no_grad():
         model.output.bias.zero_()  # in place: seen by whoever reads the weights where they are
-    again = plan(model, source())
+    again = fixed_plan(model, source())
     assert again is not None
     assert again.shape == first.shape
     long = pad([[4] * 5])
-    with_long = plan(model, long)
+    with_long = fixed_plan(model, long)
     assert with_long is not None
     assert with_long.shape != first.shape
     model.output.bias.data = model.output.bias.data.clone()
-    moved = plan(model, source())
+    moved = fixed_plan(model, source())
     assert moved is not None
     assert moved.shape != first.shape
-    half = plan(model.bfloat16(), source())
+    half = fixed_plan(model.bfloat16(), source())
     assert half is not None
     assert torch.bfloat16 in half.shape
 
 
 def test_no_plan_without_kernels() -> None:
-    assert plan(build(device="cpu"), source("cpu")) is None
+    assert fixed_plan(build(device="cpu"), source("cpu")) is None
 
 
 def test_addresses_follow_the_model() -> None:

@@ -12,12 +12,12 @@ import torch
 from oracles.transformer import plain_log_probs
 from thalweg.data import pad
 from thalweg.energies import Transformer, TransformerConfig
-from thalweg.energies.transformer_compiled import CompiledTransformer
-from thalweg.energies.transformer_fixed import FixedTransformer
+from thalweg.energies.transformer.compiled import CompiledTransformer
+from thalweg.energies.transformer.fixed import FixedTransformer
 from thalweg.errors import ConfigError
 from thalweg.inference import beam_search, greedy
+from thalweg.layers.low_precision import reduce_precision
 from thalweg.layers.padded import Padded
-from thalweg.layers.reduced import reduce_precision
 from thalweg.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 KINDS = ["layer", "rms", "batch", "instance", "weight", "none"]
@@ -289,7 +289,7 @@ def test_settings():
 @pytest.mark.parametrize(("preset", "kind"), [("transformer", "rms"), ("transformer", "batch"), ("causal", "weight")])
 def test_from_a_word_to_a_run_and_back(tmp_path, preset, kind):
     from thalweg.tasks import apply_overrides, build_config, load, train
-    from thalweg.tasks.families import PRESETS
+    from thalweg.tasks.transduce.presets import PRESETS
 
     pairs = ["ab\tBA", "abc\tCBA", "c\tC", "cab\tBAC", "bb\tBB", "ba\tAB"]
     (tmp_path / "train.tsv").write_text("\n".join(pairs) + "\n", encoding="utf-8")

@@ -277,7 +277,7 @@ def test_wrong_labels():
 def test_wrong_settings():
     p = LinearChain(**ZEROS)
     for k in (0, -1):
-        with pytest.raises(ShapeError, match=f"`k` must be at least 1, got {k}"):
+        with pytest.raises(ShapeError, match=f"`k` must be an integer of at least 1, got {k}"):
             p.top_k(k)
     for temperature in (0.0, -1.0, math.nan):
         with pytest.raises(ConfigError, match="`temperature` must be above 0"):

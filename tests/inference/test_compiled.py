@@ -18,11 +18,11 @@ from torch import Tensor
 from thalweg.energies import Transformer, TransformerConfig
 from thalweg.errors import ThalwegError
 from thalweg.inference import Hypotheses, beam_search, greedy
-from thalweg.inference import compiled as module
-from thalweg.inference.captured import Request
-from thalweg.inference.compiled import compiled_search
+from thalweg.inference.search import compiled as module
+from thalweg.inference.search.compiled import compiled_search
+from thalweg.inference.search.graph_replay import Request
+from thalweg.layers.low_precision import reduce_precision
 from thalweg.layers.padded import Padded
-from thalweg.layers.reduced import reduce_precision
 
 pytest.importorskip("numba")
 SMALL = TransformerConfig(width=24, heads=3, feedforward=40, encoder_layers=2, decoder_layers=2)
@@ -134,7 +134,8 @@ def test_features_and_other_sizes() -> None:
 
 
 def test_the_public_searches_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from thalweg.inference import beam, search
+    from thalweg.inference.search import beam
+    from thalweg.inference.search import greedy as search
 
     asked: list[bool] = []
 

@@ -11,7 +11,7 @@ from oracles import search as oracle
 from oracles.beams import Book, begins
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference import TableModel, Trie, beam_search
-from thalweg.inference.constraints import forbid
+from thalweg.inference.search.constraints import forbid
 
 
 def lexicon(seed, *, vocab, eos, size, longest):

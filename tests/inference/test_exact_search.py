@@ -9,8 +9,8 @@ from search_cases import BOS, SHAPES, Tree, Watched, answers, countdown, same, t
 from oracles import search as oracle
 from thalweg.errors import ConfigError
 from thalweg.inference import TableModel, beam_search, exact_search, optimality_report
-from thalweg.inference import agenda as agenda_module
-from thalweg.inference import exact as exact_module
+from thalweg.inference.search import agenda as agenda_module
+from thalweg.inference.search import exact as exact_module
 
 
 def best_of(table, *, eos, max_length):

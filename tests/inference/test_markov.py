@@ -10,7 +10,7 @@ import torch
 from oracles.chains import total_variation, variation_bound
 from thalweg.errors import ConfigError, InfeasibleError, ShapeError
 from thalweg.inference import Autoregressive, Hypotheses, beam_search, greedy, sample_sequences
-from thalweg.inference.markov import MarkovModel, viterbi
+from thalweg.inference.search.markov import MarkovModel, viterbi
 
 ONE = torch.zeros(1, dtype=torch.long)
 

@@ -11,7 +11,7 @@ from oracles import search as oracle
 from oracles.beams import edit_distance
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference import Hypotheses, TableModel, beam_search, minimum_bayes_risk, sample_sequences
-from thalweg.inference.risk import edit_similarity
+from thalweg.inference.search.risk import edit_similarity
 
 
 def pools(count=5):

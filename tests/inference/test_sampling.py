@@ -155,7 +155,7 @@ def test_a_large_batch_is_followed_in_pieces(monkeypatch):
     seeded = lambda: torch.Generator().manual_seed(3)  # noqa: E731
     given = {"n": 3, "max_length": 5, "prefix": torch.tensor([[1]]).repeat(9, 1)}
     whole = sample_sequences(model, torch.arange(9), generator=seeded(), **given)
-    monkeypatch.setattr("thalweg.inference.search._ROOM", 4 * 4 * 3)
+    monkeypatch.setattr("thalweg.inference.search.greedy._ROOM", 4 * 4 * 3)
     pieces = sample_sequences(model, torch.arange(9), generator=seeded(), **given)
     assert all(answers(whole, item) == answers(pieces, item) for item in range(9))
 

@@ -12,7 +12,7 @@ from oracles import search as oracle
 from oracles import sequences
 from thalweg.errors import ConfigError, ShapeError, ThalwegError
 from thalweg.inference import TableModel, beam_search, exact_search, greedy, sample_sequences, stochastic_beam_search
-from thalweg.inference.hypotheses import batch_size
+from thalweg.inference.search.protocol import batch_size
 
 STRATEGIES = [
     lambda model, inputs, max_length: greedy(model, inputs, max_length=max_length),
@@ -171,7 +171,7 @@ def test_lengths_and_counts_must_be_sensible():
 def test_greedy_in_pieces(monkeypatch):
     _, model = tables(vocab=4, eos=3, depth=5, impossible=0.2, count=9)
     whole = greedy(model, torch.arange(9), max_length=5)
-    monkeypatch.setattr("thalweg.inference.search._ROOM", 4 * 2)
+    monkeypatch.setattr("thalweg.inference.search.greedy._ROOM", 4 * 2)
     pieces = greedy(model, torch.arange(9), max_length=5)
     assert all(answers(whole, item) == answers(pieces, item) for item in range(9))
 

@@ -10,7 +10,7 @@ from chain_cases import INF, build, every_backend, every_kind, labels_of, leaves
 from oracles import sparsemap as oracle
 from thalweg.errors import ConfigError, InfeasibleError, ShapeError
 from thalweg.inference import LinearChain, SparseTransitions
-from thalweg.inference.sparsemap import sparse_map, sparse_map_loss
+from thalweg.inference.structures.sparsemap import sparse_map, sparse_map_loss
 
 
 def solved(scores, lengths=None, **options):

@@ -116,7 +116,7 @@ def test_batch_equals_one_by_one_with_the_same_generator(monkeypatch):
         assert answers(whole, item) == answers(alone)
         assert whole.perturbed[item].equal(alone.perturbed[0])
         assert whole.threshold[item] == alone.threshold[0]
-    monkeypatch.setattr("thalweg.inference.stochastic._ROOM", 3 * 6 * 4)
+    monkeypatch.setattr("thalweg.inference.search.stochastic._ROOM", 3 * 6 * 4)
     cut = stochastic_beam_search(model, torch.arange(8), n=5, max_length=5, generator=pieces)
     assert isinstance(cut, Drawn)
     assert cut.log_weights.equal(whole.log_weights)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thalweg.errors import ConfigError, DataError
-from thalweg.inference.tag_schemes import TagConstraints, span_tags, tag_constraints, tag_spans
+from thalweg.inference.structures.tag_schemes import TagConstraints, span_tags, tag_constraints, tag_spans
 
 LETTERS = {"BIO": "BI", "BIOES": "BIES", "BILOU": "BILU", "IOB1": "BI", "IO": "I"}
 

@@ -18,7 +18,7 @@ from contracts.gpu_chains import INF, assert_close, oracle, problem
 from contracts.triton_kernels import DEVICE, INTERPRETED, RUNS, here_only, needs_triton, outside, run_in_the_interpreter
 from thalweg.errors import InfeasibleError, ShapeError
 from thalweg.inference import LinearChain
-from thalweg.inference import chain as chains
+from thalweg.kernels import chain as ops
 from thalweg.kernels.potentials import Chain
 from thalweg.layers import CRF
 
@@ -69,7 +69,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(launching, "_tapes", Forgetful())
     monkeypatch.setattr(launching, "launch", spied)
     monkeypatch.setattr(chain_launch, "SEEN", 16)
-    monkeypatch.setattr(chains, "_dense_kernels", lambda device: gpu)
+    monkeypatch.setattr(ops, "trusted_kernels", lambda backend, chain: gpu)
     return names
 
 
@@ -161,9 +161,8 @@ def test_what_was_kept_serves_other_weights(name: str, launched: list[str]) -> N
 def test_totals(name: str, launched: list[str]) -> None:
     chain, gold = (RIGHT | WRONG)[name]()
     leaves = leaves_of(chain)
-    total = LinearChain._total_of_layer(Chain(*leaves, chain.lengths), gold, False)
+    total = built(leaves, chain).total_log_prob(gold)
     assert launched == (FOUR if name in RIGHT else FOUR + REST)
-    assert total is not None
     assert total.shape == ()
     expected, slopes = oracle(chain, torch.ones(len(gold)).to(chain.emissions), gold)
     factor = 4 if name in RIGHT else 120
@@ -211,7 +210,8 @@ def test_a_label_out_of_range_is_named(label: int, launched: list[str]) -> None:
     with pytest.raises(ShapeError, match=rf"got {label} at position 0 of batch item 1"):
         built(leaves_of(chain), chain).log_prob(gold)
     assert launched == FOUR + REST
-    assert LinearChain._total_of_layer(Chain(*leaves_of(chain), chain.lengths), gold, False) is None
+    with pytest.raises(ShapeError, match=rf"got {label} at position 0 of batch item 1"):
+        built(leaves_of(chain), chain).total_log_prob(gold)
 
 
 @here_only

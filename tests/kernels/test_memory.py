@@ -281,7 +281,7 @@ def test_attention_of_rows_wherever_they_lie() -> None:
     assert attend(queries[:0], patterns, 1.0).shape == (0, 6)
     torch.set_default_dtype(DOUBLE)
     try:
-        assert torch.equal(attend(queries, patterns, 1.0), wanted)
+        torch.testing.assert_close(attend(queries, patterns, 1.0), wanted)
         assert associate(queries, patterns, patterns, beta=1.0)[0].dtype == SINGLE
     finally:
         torch.set_default_dtype(SINGLE)

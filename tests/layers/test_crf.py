@@ -9,8 +9,8 @@ from torch import Tensor
 
 from oracles import chains as oracle
 from thalweg.errors import ConfigError, DataError, InfeasibleError, ShapeError
-from thalweg.inference.chain import LinearChain
-from thalweg.inference.tag_schemes import tag_constraints
+from thalweg.inference.structures.chain import LinearChain
+from thalweg.inference.structures.tag_schemes import tag_constraints
 from thalweg.kernels.masks import keeps_all
 from thalweg.layers.crf import CRF
 

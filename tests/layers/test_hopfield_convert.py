@@ -7,9 +7,9 @@ from torch import nn
 
 from oracles.hopfield_layers import associate, of_hflayers
 from thalweg.errors import ConfigError
-from thalweg.layers.hopfield import Hopfield
-from thalweg.layers.hopfield_convert import from_attention, from_hflayers
-from thalweg.layers.hopfield_learned import HopfieldLookup, HopfieldPooling
+from thalweg.layers.hopfield.convert import from_attention, from_hflayers
+from thalweg.layers.hopfield.layer import Hopfield
+from thalweg.layers.hopfield.learned import HopfieldLookup, HopfieldPooling
 
 B, T, N, E, H, D = 3, 4, 6, 8, 2, 5
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -103,6 +103,26 @@ def test_static_parts(static):
     torch.testing.assert_close(layer(*data), want, **EXACT)
 
 
+@pytest.mark.parametrize("heads", [1, H])
+@pytest.mark.parametrize("norms", [NORMS, NORMS[:2]], ids=["norm of values", "without"])
+def test_static_values_that_nothing_maps_keep_their_width(heads, norms):
+    """hflayers answers heads * values features, whatever the width of a head is."""
+    hidden = 6 // heads
+    weights = packed(2 * 6, norms=norms, out=0) | {"association_core.in_proj_bias": draw(2 * 6 + 6, seed=1)}
+    # Of several heads hflayers mixes the items of a batch.
+    data = [part[:1] for part in inputs()]
+    want = oracle(weights, *data, static=("values",), hidden=hidden, heads=heads)
+    assert want.shape == (1, T, heads * E)
+    layer = from_hflayers(weights, heads=heads, static=("values",), values=E)
+    torch.testing.assert_close(layer(*data), want, **EXACT)
+    peer = Peer(weights, scaling=hidden**-0.5, update_steps_max=0)
+    for name, value in {"num_heads": heads, "head_dim": hidden, "value_as_static": True, "vdim": E}.items():
+        setattr(peer.association_core, name, value)
+    for name in norms:
+        getattr(peer, name).eps = 1e-5
+    torch.testing.assert_close(from_hflayers(peer.eval())(*data), want, **EXACT)
+
+
 def test_no_output_matrix_and_zero_pattern():
     weights = packed(out=0)
     layer = from_hflayers(weights, heads=H, zero_pattern=True)
@@ -137,7 +157,9 @@ def test_pooling(batch_first):
     assert isinstance(layer, HopfieldPooling)
     stored, _, values = inputs()
     states = weights["pooling_weights"].reshape(1, 3, E).expand(B, -1, -1)
-    want = oracle(weights, stored, states, values, hidden=E // H, steps=2).flatten(1)
+    want = oracle(weights, stored, states, values, hidden=E // H, steps=2)
+    # hflayers flattens (queries, B, output) where the batch is not first; here B equals the queries, too.
+    want = (want if batch_first else want.transpose(0, 1)).flatten(1)
     given = (stored, values) if batch_first else (stored.transpose(0, 1), values.transpose(0, 1))
     torch.testing.assert_close(layer(*given), want, **EXACT)
 

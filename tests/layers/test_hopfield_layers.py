@@ -7,11 +7,11 @@ from torch import nn
 
 from oracles.hopfield_layers import associate, of_ours
 from thalweg.errors import ConfigError, ShapeError
-from thalweg.layers.hopfield import Hopfield
-from thalweg.layers.hopfield_convert import from_attention
-from thalweg.layers.hopfield_core import Association
-from thalweg.layers.hopfield_learned import HopfieldLookup, HopfieldPooling
-from thalweg.layers.separations import Softmax
+from thalweg.layers.hopfield.convert import from_attention
+from thalweg.layers.hopfield.core import Association
+from thalweg.layers.hopfield.layer import Hopfield
+from thalweg.layers.hopfield.learned import HopfieldLookup, HopfieldPooling
+from thalweg.layers.hopfield.separation_maps import Softmax
 
 B, T, N = 3, 4, 6
 EXACT = {"rtol": 1e-9, "atol": 1e-9}

@@ -7,6 +7,7 @@ import torch
 
 from thalweg.errors import ConfigError
 from thalweg.layers import feature_positions, rotary_table, rotate, sinusoidal_table
+from thalweg.layers.positions import kept_rotary_table, kept_sinusoidal_table
 
 
 @pytest.mark.parametrize("length", [1, 256, 257, 600])
@@ -20,15 +21,15 @@ def test_sinusoids(length):
 
 
 def test_tables_are_kept_and_prefixes_of_one_another():
-    short = sinusoidal_table(10, 8, dtype=torch.float32, device="cpu")
-    assert sinusoidal_table(200, 8, dtype=torch.float32, device="cpu") is short
+    short = kept_sinusoidal_table(10, 8, dtype=torch.float32, device="cpu")
+    assert kept_sinusoidal_table(200, 8, dtype=torch.float32, device="cpu") is short
     long = sinusoidal_table(1000, 8, dtype=torch.float32, device="cpu")
     assert torch.equal(long[:256], short)
 
 
 def test_float64_tables_are_not_rounded_to_float32():
     wide = sinusoidal_table(50, 4, dtype=torch.float64, device="cpu")
-    assert wide[7, 0].item() == math.sin(7)
+    assert wide[7, 0].item() == pytest.approx(math.sin(7), rel=1e-14)
 
 
 def test_products_depend_on_the_distance_alone():
@@ -62,3 +63,14 @@ def test_odd_widths():
         sinusoidal_table(4, 5, dtype=torch.float32, device="cpu")
     with pytest.raises(ConfigError, match="even width"):
         rotary_table(4, 3, dtype=torch.float32, device="cpu")
+
+
+def test_tables_that_are_given_away_are_not_those_of_the_models():
+    given, (cos, sin) = (
+        sinusoidal_table(9, 8, dtype=torch.float32, device="cpu"),
+        rotary_table(9, 8, dtype=torch.float32, device="cpu"),
+    )
+    for table in (given, cos, sin):
+        table.fill_(torch.nan)
+    assert kept_sinusoidal_table(9, 8, dtype=torch.float32, device="cpu").isfinite().all()
+    assert all(part.isfinite().all() for part in kept_rotary_table(9, 8, dtype=torch.float32, device="cpu"))

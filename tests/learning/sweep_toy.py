@@ -18,7 +18,7 @@ def curve(x: float, epochs: int) -> list[float]:
 
 
 def work(job: dict[str, Any], tell: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    from thalweg.learning.sweep_work import StopRun
+    from thalweg.sweeps.work import StopRun
 
     match job.get("fate"):
         case "mistake":

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from thalweg.errors import CheckpointError
+from thalweg.files import write_atomically
 from thalweg.learning.checkpoint import (
     FORMAT,
     Checkpoint,
@@ -24,7 +25,6 @@ from thalweg.learning.checkpoint import (
     load_checkpoint,
     restore_optimiser,
     save_checkpoint,
-    write_atomically,
 )
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -177,7 +177,7 @@ def test_absent_and_folder(tmp_path):
 def test_foreign(tmp_path):
     path = tmp_path / "x.safetensors"
     save_file({"weight": torch.ones(2)}, path)
-    assert "expected a Thalweg checkpoint, got a safetensors file of another kind" in refused(path)
+    assert "expected a checkpoint, got a safetensors file of another kind" in refused(path)
     save_file({"weight": torch.ones(2)}, path, metadata={"format": "pt"})
     assert "of another kind" in refused(path)
     path.write_text("weights, honestly\n" * 100)
@@ -198,7 +198,7 @@ def test_damaged_metadata(tmp_path, text):
     path = tmp_path / "x.safetensors"
     meta = {"kind": "thalweg", "format": str(FORMAT)} | ({} if text is None else {"meta": text})
     save_file({"weight": torch.ones(2)}, path, metadata=meta)
-    assert "metadata is damaged; restore it or train again" in refused(path)
+    assert "metadata is damaged; restore it from a copy or train again" in refused(path)
 
 
 def test_an_older_or_equal_format_is_read(tmp_path):

@@ -12,7 +12,7 @@ import torch
 from oracles import losses as oracle
 from thalweg.errors import ConfigError
 from thalweg.learning import losses
-from thalweg.learning.class_losses import ClassLoss, class_loss, split_energies
+from thalweg.learning.losses.classes import ClassLoss, class_loss, split_energies
 from thalweg.learning.settings import CLASS_METRICS, ClassLossName, ClassTraining
 
 NAMES = get_args(ClassLossName)

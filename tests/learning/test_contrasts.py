@@ -13,8 +13,8 @@ from oracles import losses as oracle
 from thalweg.data import pad
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference import Hypotheses, LinearChain, TableModel, beam_search
-from thalweg.learning.contrasts import from_hypotheses, from_sampler, most_offending, same_sequences, sampled
 from thalweg.learning.losses import hinge, nll
+from thalweg.learning.losses.contrasts import from_hypotheses, from_sampler, most_offending, same_sequences, sampled
 
 INF = math.inf
 ENERGIES = torch.tensor([[0.0, 2.0, 1.0, INF], [3.0, 3.0, 3.0, 0.0], [1.0, INF, INF, INF], [5.0, 4.0, 4.0, 6.0]])

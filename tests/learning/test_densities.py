@@ -12,9 +12,10 @@ import torch
 from oracles import densities as oracle
 from thalweg.energies.densities import GaussianEnergy, MixtureEnergy, MLPEnergy
 from thalweg.errors import ConfigError, ShapeError
-from thalweg.inference.chain import LinearChain
 from thalweg.inference.langevin import langevin
-from thalweg.learning.densities import (
+from thalweg.inference.structures.chain import LinearChain
+from thalweg.learning.losses import gibbs
+from thalweg.learning.losses.densities import (
     PersistentWalks,
     contrastive_divergence,
     denoising_score_matching,
@@ -22,7 +23,6 @@ from thalweg.learning.densities import (
     score_matching,
     sliced_score_matching,
 )
-from thalweg.learning.losses import gibbs
 
 MEAN = np.array([0.5, -1.0, 0.0])
 PRECISION = np.array([[2.0, 0.4, 0.0], [0.4, 1.0, -0.3], [0.0, -0.3, 0.7]])

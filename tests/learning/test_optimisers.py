@@ -19,8 +19,9 @@ from thalweg.learning.optimisers import (
     teacher_forcing_at,
 )
 from thalweg.recipes import load_recipe
-from thalweg.tasks.config import as_settings, build_config
-from thalweg.tasks.resuming import as_begun, check_continues
+from thalweg.tasks.config import as_settings
+from thalweg.tasks.registry import build_config
+from thalweg.tasks.runs import as_begun, check_continues
 
 GRADIENTS = [[1.0, -0.01, 0.0], [0.5, 0.02, 0.0], [2.0, -0.03, 0.0]]
 START = [1.0, -2.0, 3.0]
@@ -366,7 +367,7 @@ def test_a_run_that_said_nothing_about_decay_meant_all():
     assert settings["training"]["decay"] == "matrices"
     old = copy.deepcopy(settings)
     del old["training"]["decay"]
-    before = {"config": old, "progress": {"epoch": 1}}
+    before = {"config": old, "progress": {"epoch": 1, "step": 1}}
     with pytest.raises(CheckpointError, match=r"expected training\.decay=all as before, got matrices"):
         check_continues(Path("last"), before, {"config": settings})
     filled = as_begun(old)

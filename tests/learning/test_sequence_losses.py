@@ -12,13 +12,13 @@ from torch import nn
 
 from oracles import losses as oracle
 from thalweg.data import EOS, PAD, Batch, pad
-from thalweg.energies.seq2seq import Seq2Seq, Seq2SeqConfig
-from thalweg.energies.transformer import Transformer, TransformerConfig
+from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
+from thalweg.energies.transformer.model import Transformer, TransformerConfig
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference import Hypotheses, beam_search
-from thalweg.learning import TrainingConfig
+from thalweg.learning import Moment, TrainingConfig
 from thalweg.learning.losses import sequence_nll
-from thalweg.learning.sequence_losses import (
+from thalweg.learning.losses.sequences import (
     LIST_LOSSES,
     SequenceLoss,
     answer_list,
@@ -97,7 +97,7 @@ def by_enumeration(logits, loss, *, margin=1.0, beta=1.0):
 def test_value_and_gradient_equal_enumeration(loss, how):
     model = Table().train()
     settings = {f"loss_{name}": value for name, value in how.items()}
-    total, terms = objective(model, loss, **settings)(model, BATCH, 1.0, 0)
+    total, terms = objective(model, loss, **settings)(model, BATCH, Moment(0, 0, 0.0))
     assert terms == sum(len(target) + 1 for target in TARGETS)
     assert model.training
     logits = model.logits.detach().tolist()
@@ -117,7 +117,7 @@ def test_value_and_gradient_equal_enumeration(loss, how):
 def test_expected_risk_gradient_equals_enumeration():
     """sum_y q(y) (cost(y) - risk) d log p(y), with q over all sequences and d log p written down."""
     model = Table(seed=3).train()
-    objective(model, "risk")(model, BATCH, 1.0, 0)[0].backward()
+    objective(model, "risk")(model, BATCH, Moment(0, 0, 0.0))[0].backward()
     logits = model.logits.detach().tolist()
     expected = torch.zeros(V, V, dtype=torch.float64)
     shares = model.logits.detach().softmax(1)
@@ -137,13 +137,13 @@ def test_expected_risk_gradient_equals_enumeration():
 @pytest.mark.parametrize("forcing", [1.0, 0.5])
 def test_likelihood_is_mixed_in(forcing):
     model = Table().train()
-    smoothing = {"label_smoothing": 0.2}
+    smoothing = {"label_smoothing": 0.2, "teacher_forcing": forcing}
     plain = sequence_nll(model(BATCH.source, BATCH.target), BATCH.target.tokens, BATCH.target.mask, smoothing=0.2).sum()
-    alone = objective(model, "margin", **smoothing)(model, BATCH, forcing, 0)[0]
-    mixed = objective(model, "margin", nll_weight=0.7, **smoothing)(model, BATCH, forcing, 0)[0]
+    alone = objective(model, "margin", **smoothing)(model, BATCH, Moment(0, 0, 0.0))[0]
+    mixed = objective(model, "margin", nll_weight=0.7, **smoothing)(model, BATCH, Moment(0, 0, 0.0))[0]
     torch.testing.assert_close(mixed, alone + 0.7 * plain)
     for loss, epoch in (("nll", 5), ("margin", 0)):
-        before = objective(model, loss, loss_after=1, **smoothing)(model, BATCH, forcing, epoch)[0]
+        before = objective(model, loss, loss_after=1, **smoothing)(model, BATCH, Moment(epoch, 0, 0.0))[0]
         torch.testing.assert_close(before, plain)
 
 
@@ -212,7 +212,7 @@ def test_lists_of_both_families(name):
         offset = torch.cumsum(answers.present.flatten(), 0).view(answers.present.shape) - 1
         torch.testing.assert_close(log_probs[offset[:, 1:][others]], found.scores[others], rtol=1e-4, atol=1e-4)
         assert items.tolist() == sorted(items.tolist())
-        total, terms = loss(model, batch, 1.0, 0)
+        total, terms = loss(model, batch, Moment(0, 0, 0.0))
         assert terms == 3 + 4 + 1
         optimiser.zero_grad()
         total.backward()

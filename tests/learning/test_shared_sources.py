@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from thalweg.data import EOS, Batch, pad
-from thalweg.energies.seq2seq import Seq2Seq, Seq2SeqConfig
-from thalweg.energies.transformer import Transformer, TransformerConfig
+from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
+from thalweg.energies.transformer.model import Transformer, TransformerConfig
 from thalweg.layers.padded import Padded
-from thalweg.learning import TrainingConfig
-from thalweg.learning.sequence_losses import LIST_LOSSES, AnswerList, SequenceLoss, list_logits
+from thalweg.learning import Moment, TrainingConfig
+from thalweg.learning.losses.sequences import LIST_LOSSES, AnswerList, SequenceLoss, list_logits
 
 RECURRENT = {"hidden": 10, "embedding": 8, "dropout": 0.0}
 SMALL = {"width": 8, "heads": 2, "feedforward": 12, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0}
@@ -123,7 +123,7 @@ def test_a_step_of_training(name, loss):
         wrapped, objective = Counted(model), SequenceLoss(how, model, max_length=8)
         assert objective.shared
         objective.shared = shared
-        total, _ = objective(wrapped, batch, 1.0, 0)
+        total, _ = objective(wrapped, batch, Moment(0, 0, 0.0))
         total.backward()
         assert wrapped.read == 3 if shared else wrapped.read > 6
         found.append([total.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])

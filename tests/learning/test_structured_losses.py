@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
 import torch
 from torch.autograd import gradcheck
 
+from contracts.segmentations import Segmentations
 from oracles import chains
 from oracles import losses as oracle
 from thalweg.errors import ConfigError, InfeasibleError, ShapeError
-from thalweg.inference import LinearChain, Structure
-from thalweg.learning import losses, structured_losses
+from thalweg.inference import LinearChain
+from thalweg.learning import losses
+from thalweg.learning.losses import structured as structured_losses
 
 INF = math.inf
 LENGTHS = torch.tensor([4, 1, 3, 2])
@@ -244,52 +245,23 @@ def test_infeasible_items_are_named():
         losses.structured_hinge(chain, torch.zeros(2, 1, dtype=torch.long))
 
 
-class Subsets(Structure):
-    """Subsets of size k of N entries by enumeration: a structure that is no chain, with the contract's names alone."""
-
-    def __init__(self, scores, k):
-        super().__init__(torch.Size(scores.shape[:1]), torch.Size(scores.shape[1:]))
-        self.scores, self.k = scores, k
-        rows = [[float(i in chosen) for i in range(scores.size(1))] for chosen in itertools.combinations(range(4), k)]
-        self.each = torch.tensor(rows, dtype=scores.dtype)
-
-    def plus(self, extra):
-        return Subsets(self.scores + extra, self.k)
-
-    def score(self, value):
-        return (value * self.scores).sum(-1)
-
-    @property
-    def all_scores(self):
-        return self.scores @ self.each.T
-
-    @property
-    def log_partition(self):
-        return self.all_scores.logsumexp(1)
-
-    @property
-    def max_score(self):
-        return self.all_scores.amax(1)
-
-    @property
-    def marginals(self):
-        return self.all_scores.softmax(1) @ self.each
-
-
-def test_another_structure_needs_no_more_than_plus():
-    scores = draw(3, 4)
-    gold = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 1], [1, 0, 0, 1]], dtype=torch.float64)
-    structure = Subsets(scores, 2)
-    close(structured_losses.parts_of(structure, gold), gold)
+def test_another_structure_needs_no_more_than_the_contract():
+    scores, lengths = draw(3, 4, 2), torch.tensor([4, 2, 3])
+    structure = Segmentations(scores, lengths)
+    gold = torch.tensor([[1, 0, 2, 1], [0, 2, -1, -1], [1, 1, 1, -1]])
     found = {
         "hinge": losses.structured_hinge(structure, gold),
         "soft": losses.softmax_margin(structure, gold),
         "risk": structured_losses.risk(structure, gold),
     }
-    for b in range(3):
-        sets = list(itertools.combinations(range(4), 2))
-        own = tuple(i for i in range(4) if gold[b, i])
-        weighted = [(y, sum(scores[b, i].item() for i in y)) for y in sets]
+
+    def cuts(length):
+        smaller = [(rest, last) for last in (1, 2) if last <= length for rest in cuts(length - last)]
+        return [(*rest, (length - 1, last)) for rest, last in smaller] if length else [()]
+
+    for b, length in enumerate(lengths.tolist()):
+        own = tuple((t, size) for t, size in enumerate(gold[b].tolist()) if size > 0)
+        weighted = [(y, sum(scores[b, t, size - 1].item() for t, size in y)) for y in cuts(length)]
 
         def cost(y, own=own):
             return float(len(set(y) - set(own)))
@@ -297,21 +269,23 @@ def test_another_structure_needs_no_more_than_plus():
         assert found["hinge"][b].item() == pytest.approx(oracle.structure_hinge(weighted, own, cost))
         assert found["soft"][b].item() == pytest.approx(oracle.structure_soft(weighted, own, cost))
         assert found["risk"][b].item() == pytest.approx(oracle.structure_risk(weighted, cost))
-    with pytest.raises(ConfigError, match="needs a structure with `tempered`"):
-        losses.nll(structure, gold, 2.0)
-    with pytest.raises(ConfigError, match="is for a LinearChain, got Subsets"):
+    assert losses.nll(structure, gold, 2.0).isfinite().all()
+    with pytest.raises(ConfigError, match="is for a LinearChain, got Segmentations"):
         losses.fenchel_young(structure, gold, "sparsemap")
 
 
 def test_one_line_errors():
     case = Case()
     for call, error, words in (
-        (lambda: losses.structured_hinge(case.chain(), case.gold, case.costs[:2]), ShapeError, r"must be \(B, T, C\)"),
+        (
+            lambda: losses.structured_hinge(case.chain(), case.gold, case.costs[:2]),
+            ShapeError,
+            "as the scores of the parts",
+        ),
         (lambda: losses.structured_hinge(case.chain(), case.gold, -1.0), ConfigError, "`cost` must be 0 or more"),
         (lambda: losses.softmax_margin(case.chain(), case.gold, beta=0.0), ConfigError, "`beta` must be above 0"),
         (lambda: losses.structured_hinge(case.chain(), case.gold[:, :2]), ShapeError, "labels must be integers"),
         (lambda: structured_losses.risk(case.chain(), case.gold, case.costs[:2]), ShapeError, "as the marginals"),
-        (lambda: structured_losses.augmented(object(), case.costs), ConfigError, r"with `plus\(extra\)`"),
     ):
         with pytest.raises(error, match=words) as caught:
             call()

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from thalweg.errors import ConfigError
-from thalweg.learning.sweep import Sweep
-from thalweg.learning.sweep_ray import RayEngine
-from thalweg.learning.sweep_settings import SweepConfig
-from thalweg.learning.sweep_store import Store, Trial
+from thalweg.sweeps.loop import Sweep
+from thalweg.sweeps.ray import RayEngine
+from thalweg.sweeps.settings import SweepConfig
+from thalweg.sweeps.store import Store, Trial
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from thalweg.errors import ConfigError
-from thalweg.learning.sweep_settings import SweepConfig
-from thalweg.learning.sweep_space import Parameter, read_space
+from thalweg.sweeps.settings import SweepConfig
+from thalweg.sweeps.space import Parameter, read_space
 
 
 def one(values: Any) -> Parameter:

@@ -112,18 +112,23 @@ def test_the_plateau_cuts_the_learning_rate(tmp_path):
     assert rates == pytest.approx([0.8, 0.8, 0.8, 0.4, 0.4, 0.4, 0.2])
 
 
-def test_schedule_and_teacher_forcing_reach_the_step(tmp_path):
-    seen, rates = [], []
+def test_schedule_and_moment_reach_the_step(tmp_path):
+    seen, rates, events = [], [], []
 
-    def loss(model, batch, forcing):
-        seen.append(forcing)
-        rates.append(trainer.optimiser.param_groups[0]["lr"])
-        return squares(model, batch, forcing)
+    class Loss:
+        def __call__(self, model, batch, moment):
+            seen.append(moment)
+            rates.append(trainer.optimiser.param_groups[0]["lr"])
+            return squares(model, batch, moment)
 
-    settings = {"teacher_forcing": 1.0, "teacher_forcing_end": 0.2, "teacher_forcing_schedule": "linear"}
-    trainer = make(tmp_path, loss=loss, schedule="cosine", warmup=2, learning_rate=0.4, **settings)
+        def logged(self, moment):
+            return {"twice": 2 * moment.share}
+
+    trainer = make(tmp_path, loss=Loss(), listener=events.append, schedule="cosine", warmup=2, learning_rate=0.4)
     trainer.fit(Data())
-    assert seen == pytest.approx([1 - 0.8 * n / 8 for n in range(9)])
+    assert [(moment.epoch, moment.step) for moment in seen] == [(n // 3, n) for n in range(9)]
+    assert [moment.share for moment in seen] == pytest.approx([n / 8 for n in range(9)])
+    assert [e["twice"] for e in events if e["event"] == "epoch"] == pytest.approx([2 * n / 8 for n in (2, 5, 8)])
     cosine = [0.2 * (1 + math.cos(math.pi * n / 7)) for n in range(7)]
     assert rates == pytest.approx([0.2, 0.4, *cosine])
 

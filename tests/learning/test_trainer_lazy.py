@@ -28,9 +28,9 @@ def test_looking_now_and_then_changes_nothing(tmp_path, monkeypatch, every):
 def test_a_broken_loss_is_found_before_it_is_saved(tmp_path):
     calls = []
 
-    def breaks(model, batch, forcing):
+    def breaks(model, batch, moment):
         calls.append(None)
-        total, terms = squares(model, batch, forcing)
+        total, terms = squares(model, batch, moment)
         return total * (torch.nan if len(calls) == 5 else 1.0), terms
 
     trainer = make(tmp_path, loss=breaks, checkpoint_every=100)

@@ -160,8 +160,8 @@ def test_memory_does_not_grow_with_steps(tmp_path):
 def test_growing_memory_would_be_seen(tmp_path):
     kept = []
 
-    def hoarding(model, batch, forcing):
-        summed, terms = squares(model, batch, forcing)
+    def hoarding(model, batch, moment):
+        summed, terms = squares(model, batch, moment)
         kept.append({"loss": summed, "value": [summed.item()], "size": [0] * 4})
         return summed, terms
 

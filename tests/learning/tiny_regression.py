@@ -54,7 +54,7 @@ class Net(torch.nn.Module):
         return self.layers(x)
 
 
-def squares(model, batch, forcing):
+def squares(model, batch, moment):
     return (model(batch.x) - batch.y).square().sum(), batch.x.size(0)
 
 

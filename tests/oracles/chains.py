@@ -189,3 +189,35 @@ def count(item):
             for j in range(len(row))
         ]
     return sum(r * Fraction(e) for r, e in zip(row, item.end, strict=True))
+
+
+def markov_divergence(p: tuple[list[list[float]], list[list[float]]], q: tuple[list[list[float]], list[list[float]]]):
+    """KL(p || q) of two chains (emissions, transitions) as a sum of terms >= 0, each small where p and q are close.
+
+    Each chain as first label and conditional moves; the divergence is the mean of p log(p / q) - p + q over those,
+    written by expm1, so that nothing cancels.
+    """
+
+    def softmax_log(scores: list[float]) -> list[float]:
+        top = max(scores)
+        total = top + math.log(math.fsum(math.exp(x - top) for x in scores))
+        return [x - total for x in scores]
+
+    def conditionals(emissions: list[list[float]], moves: list[list[float]]):
+        labels, after, found = range(len(emissions[0])), [0.0] * len(emissions[0]), []
+        for column in reversed(emissions[1:]):
+            rows = [[moves[i][j] + column[j] + after[j] for j in labels] for i in labels]
+            found.append([softmax_log(row) for row in rows])
+            after = [max(row) + math.log(math.fsum(math.exp(x - max(row)) for x in row)) for row in rows]
+            after = [x - max(after) for x in after]
+        return softmax_log([x + y for x, y in zip(emissions[0], after, strict=True)]), found[::-1]
+
+    def term(log_p: list[float], log_q: list[float]) -> float:
+        return math.fsum(math.exp(a) * (math.expm1(b - a) + a - b) for a, b in zip(log_p, log_q, strict=True))
+
+    (first_p, moves_p), (first_q, moves_q) = conditionals(*p), conditionals(*q)
+    total, here = [term(first_p, first_q)], [math.exp(x) for x in first_p]
+    for rows_p, rows_q in zip(moves_p, moves_q, strict=True):
+        total += [weight * term(a, b) for weight, a, b in zip(here, rows_p, rows_q, strict=True)]
+        here = [math.fsum(here[i] * math.exp(rows_p[i][j]) for i in range(len(here))) for j in range(len(here))]
+    return math.fsum(total)

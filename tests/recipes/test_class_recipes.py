@@ -9,7 +9,7 @@ import pytest
 
 from thalweg.errors import ConfigError, DataError
 from thalweg.recipes import load_recipe, run_recipe
-from thalweg.tasks.classifier import build_classifier
+from thalweg.tasks.classify.classifier import build_classifier
 from thalweg.tasks.registry import task_of
 
 PUBLISHED = {
@@ -22,7 +22,7 @@ PUBLISHED = {
 
 def config_of(name):
     recipe = load_recipe(name)
-    return task_of(recipe.config).build(recipe.config, name)
+    return task_of(recipe.config).configure(recipe.config, name)
 
 
 def size_of(name):

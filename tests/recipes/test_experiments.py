@@ -14,7 +14,8 @@ from thalweg.errors import ConfigError, ThalwegError
 from thalweg.recipes import list_recipes, load_recipe, run_recipe
 from thalweg.recipes.experiments import EXPERIMENTS, build_settings
 from thalweg.recipes.experiments.capacity import CapacitySettings, classical_rate, crossing, modern_rate, random_signs
-from thalweg.recipes.experiments.digits import corrupted, retrieval_rates, stored_digits
+from thalweg.recipes.experiments.digit_patterns import corrupted, stored_digits
+from thalweg.recipes.experiments.digits import retrieval_rates
 from thalweg.recipes.experiments.instances import InstancesSettings, area_under_curve, make_bags
 from thalweg.recipes.experiments.landscape import LandscapeSettings, descent_paths
 from thalweg.recipes.experiments.poolings import POOLINGS, BagClassifier, make_pooling
@@ -156,7 +157,7 @@ def test_digits_are_centred_and_of_norm_one():
 
 
 def test_digits_are_retrieved_at_a_large_beta_and_mixed_at_a_small_one():
-    from thalweg.energies.hopfield import HopfieldMemory
+    from thalweg.energies.hopfield.memory import HopfieldMemory
 
     patterns = stored_digits(20, 0)
     sharp = retrieval_rates(HopfieldMemory(patterns, beta=64.0), corrupted(patterns, "noise", 0.25, 0), 0.01, 50)
@@ -212,7 +213,7 @@ def test_crossing():
 
 
 def test_paths_descend():
-    from thalweg.energies.hopfield import HopfieldMemory
+    from thalweg.energies.hopfield.memory import HopfieldMemory
 
     patterns = torch.tensor(LandscapeSettings().patterns, dtype=torch.float64)
     for name, beta in itertools.product(("softmax", "sparsemax"), (0.5, 4.0)):

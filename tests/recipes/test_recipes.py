@@ -14,7 +14,9 @@ from thalweg.data import list_datasets
 from thalweg.errors import ConfigError, DataError, ThalwegError
 from thalweg.learning.checkpoint import load_checkpoint
 from thalweg.recipes import list_recipes, load_recipe, run_recipe
-from thalweg.tasks.config import SearchConfig, apply_overrides, build_config
+from thalweg.tasks.config import config_from
+from thalweg.tasks.registry import apply_overrides, build_config
+from thalweg.tasks.transduce.search_settings import SearchConfig
 
 RECIPES = {recipe.name: recipe for recipe in list_recipes()}
 IMAGES = [name for name, recipe in RECIPES.items() if recipe.config.get("task") == "classify"]
@@ -48,7 +50,7 @@ def test_every_recipe_is_valid(name):
     assert len(set(recipe.seeds)) == len(recipe.seeds)
     for entry in recipe.evaluations:
         rest = {key: value for key, value in entry.items() if key not in ("data", "prefix", "k", "references", "name")}
-        build_config({"search": "beam", **rest}, SearchConfig, where=name)
+        config_from({"search": "beam", **rest}, SearchConfig, where=name)
     # A test set is never what the model is chosen by.
     assert config.data.dev not in [entry["data"] for entry in recipe.evaluations]
     assert yaml.safe_load(recipe.text)["title"] == recipe.title

@@ -8,21 +8,16 @@ import math
 import pytest
 
 from thalweg.errors import ConfigError
-from thalweg.tasks.config import (
-    DataConfig,
-    SearchConfig,
-    TransduceConfig,
-    apply_overrides,
-    build_config,
-    read_config,
-    to_yaml,
-)
-from thalweg.tasks.families import PRESETS
+from thalweg.tasks.config import config_from, lay_over, read_config, to_yaml
+from thalweg.tasks.registry import apply_overrides, build_config
+from thalweg.tasks.transduce.config import DataConfig, TransduceConfig
+from thalweg.tasks.transduce.presets import PRESETS
+from thalweg.tasks.transduce.search_settings import SearchConfig
 
 
 def refused(raw, kind=TransduceConfig):
     with pytest.raises(ConfigError) as caught:
-        build_config(raw, kind, where="file.yaml")
+        config_from(raw, kind, where="file.yaml")
     message = str(caught.value)
     assert message.startswith("file.yaml: ")
     assert "\n" not in message
@@ -86,8 +81,8 @@ def test_wrong_types(raw, said):
         ({"search": {"temperature": 0}}, "search.temperature must be positive, got 0"),
         ({"search": {"temperature": math.nan}}, "search.temperature must be positive, got nan"),
         ({"search": {"length_penalty": math.nan}}, "search.length_penalty"),
-        ({"search": {"max_length": -1}}, "search.max_length and search.top_k must be 0 or more"),
-        ({"search": {"top_k": -1}}, "search.max_length and search.top_k must be 0 or more"),
+        ({"search": {"max_length": -1}}, "search.max_length must be 0 or more, got -1"),
+        ({"search": {"top_k": -1}}, "search.top_k must be 0 or more, got -1"),
     ],
 )
 def test_wrong_values(raw, said):
@@ -161,24 +156,17 @@ def test_every_key_is_unambiguous_or_says_where_it_could_go():
                 apply_overrides({}, [f"{key}=1"])
 
 
-def test_an_ambiguous_key(monkeypatch):
-    from thalweg.tasks import config as module
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Twice:
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
+    other: SearchConfig = dataclasses.field(default_factory=SearchConfig)
 
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Twice:
-        data: DataConfig = dataclasses.field(default_factory=DataConfig)
-        search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
-        other: SearchConfig = dataclasses.field(default_factory=SearchConfig)
 
-    monkeypatch.setattr(module, "TransduceConfig", Twice)
-    monkeypatch.setattr(module, "get_type_hints", lambda kind: {f.name: _kind(f) for f in dataclasses.fields(kind)})
+def test_an_ambiguous_key():
     with pytest.raises(ConfigError, match=r"`width` is ambiguous; write one of `search.width`, `other.width`"):
-        apply_overrides({}, ["width=3"])
-    assert apply_overrides({}, ["other.width=3", "train=x.tsv"]) == {"other": {"width": 3}, "data": {"train": "x.tsv"}}
-
-
-def _kind(field):
-    return field.default_factory if dataclasses.is_dataclass(field.default_factory) else field.type
+        lay_over({}, ["width=3"], Twice)
+    assert lay_over({}, ["other.width=3", "train=x.tsv"], Twice) == {"other": {"width": 3}, "data": {"train": "x.tsv"}}
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -13,13 +13,14 @@ from toy_task import TINY, toy_config
 
 from thalweg.diagnostics import GradientWatch
 from thalweg.errors import ConfigError, DataError
+from thalweg.recipes.resolving import resolve
 from thalweg.tasks import build_config, train
 from thalweg.tasks.config import as_settings
-from thalweg.tasks.diagnosing import Diagnosis, diagnose
-from thalweg.tasks.findings import Finding, findings
+from thalweg.tasks.diagnosis.findings import Finding, findings
+from thalweg.tasks.diagnosis.measures import Diagnosis, diagnose
+from thalweg.tasks.diagnosis.subject import Subject
 from thalweg.tasks.report import write_report
 from thalweg.tasks.report.diagnosis import write_diagnosis
-from thalweg.tasks.subjects import Subject, open_subject
 
 DEEP = {"hidden": 12, "embedding": 8, "encoder_layers": 8, "decoder_layers": 8, "bidirectional": False}
 
@@ -33,7 +34,7 @@ def fresh(files: tuple[Path, Path], model: dict, **sections) -> Subject:
     config = toy_config(files[0], epochs=2, model={} if "family" in model else model, **sections)
     if "family" in model:
         config = build_config(as_settings(config) | {"model": model})
-    return open_subject(config, device="cpu")
+    return resolve(config).subject(device="cpu")
 
 
 def about(found: tuple[Finding, ...], subject: str) -> list[Finding]:
@@ -131,7 +132,7 @@ def test_long_steps_and_clipping_are_found(toy_files: tuple[Path, Path]) -> None
 
 
 def test_a_run_that_learnt_reads_its_source(learnt: Path, toy_files: tuple[Path, Path]) -> None:
-    subject = open_subject(learnt, data=str(toy_files[1]), device="cpu")
+    subject = resolve(learnt).subject(data=str(toy_files[1]), device="cpu")
     weights = {name: value.clone() for name, value in subject.model.state_dict().items()}
     diagnosis, found = looked_at(subject)
     assert subject.trained
@@ -141,11 +142,11 @@ def test_a_run_that_learnt_reads_its_source(learnt: Path, toy_files: tuple[Path,
     assert all(torch.equal(value, weights[name]) for name, value in subject.model.state_dict().items())
     assert all(p.grad is None for p in subject.model.parameters())
     assert not subject.model.training
-    blind = open_subject(learnt, data=str(toy_files[1]), device="cpu")
+    blind = resolve(learnt).subject(data=str(toy_files[1]), device="cpu")
     scaled(blind.model, 0.0, "source_embedding")
     _, found = looked_at(blind)
     assert "does not read its source" in about(found, "reading")[0].text
-    assert not open_subject(learnt, data=str(toy_files[1]), fresh=True, device="cpu").trained
+    assert not resolve(learnt, fresh=True).subject(data=str(toy_files[1]), device="cpu").trained
 
 
 def test_measuring_twice_gives_the_same(toy_files: tuple[Path, Path]) -> None:
@@ -172,15 +173,15 @@ def test_the_page_is_whole_and_loads_nothing(toy_files: tuple[Path, Path], tmp_p
 def test_what_cannot_be_looked_at_is_refused(toy_files: tuple[Path, Path], tmp_path: Path, learnt: Path) -> None:
     (tmp_path / "bare").mkdir()
     with pytest.raises(ConfigError, match="folder without"):
-        open_subject(tmp_path / "bare")
+        resolve(tmp_path / "bare").subject()
     with pytest.raises(DataError, match="give the pairs to look at with --data"):
-        open_subject(learnt, data=str(tmp_path / "absent.tsv"), device="cpu")
+        resolve(learnt).subject(data=str(tmp_path / "absent.tsv"), device="cpu")
     with pytest.raises(ConfigError, match="`rows` must be at least 2"):
         diagnose(fresh(toy_files, {"hidden": 4}), rows=1)
     lone = tmp_path / "one.tsv"
     lone.write_text("abc\tCBA\n", encoding="utf-8")
     with pytest.raises(DataError, match="at least 2 pairs"):
-        looked_at(open_subject(learnt, data=str(lone), device="cpu"))
+        looked_at(resolve(learnt).subject(data=str(lone), device="cpu"))
 
 
 def test_watched_training_is_logged_shown_and_not_repeated_by_resuming(

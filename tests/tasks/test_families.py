@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_type_hints
 
 import pytest
 
-from thalweg.cli.train import MODELS
+from thalweg.cli.train import IMAGE_MODELS, MODELS
 from thalweg.energies import Seq2Seq, Seq2SeqConfig
-from thalweg.energies.transformer import Transformer, TransformerConfig
+from thalweg.energies.transformer.model import Transformer, TransformerConfig
 from thalweg.errors import ConfigError
-from thalweg.tasks.config import apply_overrides, as_settings, build_config, to_yaml
-from thalweg.tasks.families import FAMILIES, PRESETS, family_keys, family_of
-from thalweg.tasks.models import build_model
-from thalweg.tasks.transducer import Side
+from thalweg.tasks.config import as_settings, family_of, to_yaml
+from thalweg.tasks.registry import apply_overrides, build_config, task_named
+from thalweg.tasks.transduce.codec import Codec
+from thalweg.tasks.transduce.models import build_model
+from thalweg.tasks.transduce.presets import FAMILIES, PRESETS
 
 
 def test_every_preset_is_offered_by_the_command():
-    assert tuple(PRESETS) == MODELS
+    for task, offered in (("transduce", MODELS), ("classify", IMAGE_MODELS)):
+        assert set(task_named(task).presets) == set(offered)
+        assert task_named(task).default_model == offered[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_setting_of_its_own_tells_the_family(family):
-    others = set().union(*(family_keys(name) for name in FAMILIES if name != family))
-    own = set(family_keys(family)) - others
+    others = set().union(*(get_type_hints(FAMILIES[name]) for name in FAMILIES if name != family))
+    own = set(get_type_hints(FAMILIES[family])) - others
     assert own
-    assert {family_of({key: None}) for key in own} == {family}
-    assert family_of({"dropout": 0.1, "tied": True}) == "recurrent", "shared settings leave the default"
+    assert {family_of({key: None}, FAMILIES) for key in own} == {family}
+    assert family_of({"dropout": 0.1, "tied": True}, FAMILIES) == "recurrent", "shared settings leave the default"
 
 
 def test_configs_from_before_there_were_families():
@@ -89,7 +93,7 @@ def test_overrides_go_by_the_family():
 def test_both_families_are_built():
     from thalweg.data import Alphabet, Symbols
 
-    side = Side(Symbols(), Alphabet.build(["abc"]))
+    side = Codec(Symbols(), Alphabet.build(["abc"]))
     for preset in PRESETS:
         model = build_model(build_config(PRESETS[preset]), side, side)
         assert isinstance(model, Seq2Seq if preset in LSTM else Transformer)

@@ -13,8 +13,8 @@ from toy_task import TINY, toy_config
 from thalweg.data import Alphabet, Symbols
 from thalweg.errors import CheckpointError, ConfigError, DataError
 from thalweg.tasks import build_config, evaluate, load, train
-from thalweg.tasks.answers import Source
-from thalweg.tasks.sides import Side, is_tag, tag_symbol
+from thalweg.tasks.transduce.answers import Source
+from thalweg.tasks.transduce.codec import Codec, is_tag, tag_symbol
 
 RULES = {"PST": lambda word: word + "ed", "PRS": lambda word: word + "s"}
 
@@ -110,7 +110,7 @@ def test_no_text_is_cut_into_a_tag(kind):
     for text in ("<V>", "<V> ", " <V> x", "\u0600 ", "< V > ", "<\u0301> "):
         assert not any(map(is_tag, symbols.split(text)))
     assert is_tag(tag_symbol("V"))
-    side = Side(symbols, Alphabet.build([symbols.split("<V> V"), (tag_symbol("V"),)]))
+    side = Codec(symbols, Alphabet.build([symbols.split("<V> V"), (tag_symbol("V"),)]))
     assert len(side.features) == 1
     assert side.encode("<V>", ["V"])[0] == side.features[0]
     assert side.features[0] not in side.encode("<V> V")

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.diagnostics import GradientWatch, gradient_flow, saturation
+from thalweg.diagnostics.image_layers import map_layers, naming_of
 from thalweg.diagnostics.map_use import channel_use, layer_stretches, norm_use, run_layers
-from thalweg.diagnostics.places import map_layers, naming_of
-from thalweg.energies.convnet import ConvNet, ConvNetConfig
+from thalweg.energies.convnet.model import ConvNet, ConvNetConfig
 from thalweg.errors import ConfigError, DataError
-from thalweg.tasks.classify import train
-from thalweg.tasks.diagnosing import Diagnosis, diagnose
-from thalweg.tasks.findings import Finding, findings
-from thalweg.tasks.image_subjects import ImageSubject
+from thalweg.recipes.resolving import resolve
+from thalweg.tasks.classify.subject import ImageSubject
+from thalweg.tasks.classify.training import train
+from thalweg.tasks.diagnosis.findings import Finding, findings
+from thalweg.tasks.diagnosis.measures import Diagnosis, diagnose
 from thalweg.tasks.registry import task_named
 from thalweg.tasks.report import write_report
 from thalweg.tasks.report.diagnosis import write_diagnosis
-from thalweg.tasks.subjects import open_subject
 
 TASK = task_named("classify")
 SMALL = ("path=digits", "channels=6,8", "hidden=16", "dropout=0", "batch_size=64", "device=cpu")
@@ -31,7 +31,7 @@ DEEP = ("path=digits", "channels=6", "units=12", "hidden=16", "dropout=0", "batc
 
 
 def fresh(*words: str, preset: str = "convnet") -> ImageSubject:
-    subject = open_subject(TASK.build(TASK.overrides(TASK.presets[preset], words)), device="cpu")
+    subject = resolve(TASK.configure(TASK.overrides(TASK.presets[preset], words))).subject(device="cpu")
     assert isinstance(subject, ImageSubject)
     return subject
 
@@ -55,7 +55,7 @@ def convnet(**settings) -> ConvNet:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "digits"
     words = (*SMALL, "epochs=6", "learning_rate=0.01", "warmup=5")
-    train(TASK.build(TASK.overrides(TASK.presets["convnet-norm"], words)), out, watch=GradientWatch(every=20))
+    train(TASK.configure(TASK.overrides(TASK.presets["convnet-norm"], words)), out, watch=GradientWatch(every=20))
     return out
 
 
@@ -162,7 +162,7 @@ def test_dead_units_of_maps_are_channels_and_smooth_rectifiers_have_them_too() -
 
 
 def test_a_healthy_network_is_found_healthy(run: Path) -> None:
-    subject = open_subject(run, device="cpu")
+    subject = resolve(run).subject(device="cpu")
     weights = {name: value.clone() for name, value in subject.model.state_dict().items()}
     diagnosis, found = looked_at(subject)
     assert {finding.severity for finding in found} <= {"note", "good"}
@@ -174,7 +174,7 @@ def test_a_healthy_network_is_found_healthy(run: Path) -> None:
     assert all(torch.equal(value, weights[name]) for name, value in subject.model.state_dict().items())
     assert all(p.grad is None for p in subject.model.parameters())
     assert diagnose(subject, rows=16, steps=2).to_json() == diagnosis.to_json()
-    assert not open_subject(run, fresh=True, device="cpu").trained
+    assert not resolve(run, fresh=True).subject(device="cpu").trained
 
 
 def test_vanishing_gradients_are_found_and_the_advice_mends_them() -> None:
@@ -214,7 +214,7 @@ def test_dead_units_saturation_and_constant_channels_are_found() -> None:
 
 
 def test_stale_running_statistics_and_runaway_networks_are_found(run: Path) -> None:
-    subject = open_subject(run, device="cpu")
+    subject = resolve(run).subject(device="cpu")
     assert isinstance(subject, ImageSubject)
     for part in subject.model.modules():
         if isinstance(part, nn.BatchNorm1d) and part.running_var is not None:
@@ -254,18 +254,18 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
 
 def test_what_cannot_be_looked_at_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent: expected a folder.*with --data PATH$"):
-        open_subject(run, data="absent", device="cpu")
+        resolve(run).subject(data="absent", device="cpu")
     with pytest.raises(ConfigError, match="no images: give a folder"):
-        open_subject(TASK.build({}), device="cpu")
+        resolve(TASK.configure({})).subject(device="cpu")
     with pytest.raises(DataError, match="absent: expected a folder"):
-        open_subject(TASK.build({"data": {"path": "absent"}}), device="cpu")
-    named = open_subject(TASK.build({"model": {"channels": [4], "hidden": []}}), data="digits", device="cpu")
+        resolve(TASK.configure({"data": {"path": "absent"}})).subject(device="cpu")
+    named = resolve(TASK.configure({"model": {"channels": [4], "hidden": []}})).subject(data="digits", device="cpu")
     assert (named.name, named.trained) == ("config", False)
     with pytest.raises(ConfigError, match="`rows` must be at least 2"):
         diagnose(named, rows=1)
     (tmp_path / "odd.yaml").write_text("task: clasify\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="did you mean `classify`"):
-        open_subject(tmp_path / "odd.yaml")
+        resolve(tmp_path / "odd.yaml").subject()
 
 
 def test_watched_training_is_logged_by_layer_and_shown(run: Path) -> None:

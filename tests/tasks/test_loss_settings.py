@@ -9,7 +9,8 @@ from toy_task import TINY, toy_config
 
 from thalweg.errors import ConfigError
 from thalweg.tasks import build_config, load, train
-from thalweg.tasks.config import apply_overrides, read_config
+from thalweg.tasks.config import read_config
+from thalweg.tasks.registry import apply_overrides
 
 EPOCHS, AFTER = 7, 4
 LEARNING = {"learning_rate": 0.01, "loss_after": AFTER, "loss_width": 4}

@@ -6,26 +6,26 @@ import pytest
 import yaml
 
 from thalweg.errors import ConfigError
-from thalweg.tasks.classify_settings import IMAGE_PRESETS, AugmentConfig, ClassifyConfig, ImageDataConfig
-from thalweg.tasks.config import TransduceConfig, apply_overrides, as_settings, build_config, to_yaml
-from thalweg.tasks.registry import list_tasks, task_named, task_of, train_settings
+from thalweg.tasks.classify.config import IMAGE_PRESETS, AugmentConfig, ClassifyConfig, ImageDataConfig
+from thalweg.tasks.config import as_settings, to_yaml
+from thalweg.tasks.registry import apply_overrides, build_config, list_tasks, task_named, task_of, train
+from thalweg.tasks.transduce.config import TransduceConfig
 
 
 def test_every_task_builds_its_defaults():
     for name in list_tasks():
         task = task_named(name)
-        config = task.build({})
+        config = task.configure({})
         assert isinstance(config, task.kind)
-        assert config.training.metric == task.default_metric
         assert task.default_model in task.presets
         section, _, key = task.data.partition(".")
         assert getattr(getattr(config, section), key) == ""
         for preset in task.presets.values():
-            built = task.build(preset)
+            built = task.configure(preset)
             settings = task.settings(built)
             assert settings["task"] == name
             assert task_of(settings).name == name
-            assert task.build(yaml.safe_load(to_yaml(built))) == built == task.build(settings)
+            assert task.configure(yaml.safe_load(to_yaml(built))) == built == task.configure(settings)
 
 
 def test_settings_without_a_task_are_of_transduction():
@@ -35,22 +35,23 @@ def test_settings_without_a_task_are_of_transduction():
         task_of({"task": "clasify"}, "a.yaml")
     assert build_config({"task": "transduce"}) == TransduceConfig()
     with pytest.raises(ConfigError, match="expected settings of the task transduce, got those of `classify`"):
-        build_config({"task": "classify"})
+        task_of({}).configure({"task": "classify"})
+    assert isinstance(build_config({"task": "classify"}), ClassifyConfig)
     assert "task" not in as_settings(TransduceConfig()), "configs of transduction are written as before"
 
 
 def test_words_find_the_sections_of_their_task():
     task = task_named("classify")
     words = ["path=digits", "channels=4,8", "hidden=", "units=2", "flip=false", "crop=2", "mixup=0.2", "loss=hinge"]
-    raw = task.overrides({"task": "classify"}, [*words, "pool=1,2", "data.size=12,16"])
+    raw = task.overrides({"task": "classify", "model": {}}, [*words, "pool=1,2", "data.size=12,16"])
     assert raw["model"] == {"channels": [4, 8], "hidden": [], "units": 2, "pool": [1, 2]}
-    config = task.build(raw)
+    config = task.configure(raw)
     assert config.model.channels == (4, 8)
     assert config.model.hidden == ()
     assert config.augment.settle((8, 8), "x").flip is False
     assert config.data.shape == (12, 16)
-    assert task.build(task.overrides({}, ["channels=32"])).model.channels == (32,)
-    assert task.build(task.overrides({}, ["channels=32,640"])).model.channels == (32, 640)
+    assert task.configure(task.overrides({}, ["channels=32"])).model.channels == (32,)
+    assert task.configure(task.overrides({}, ["channels=32,640"])).model.channels == (32, 640)
     for word, said in (
         ("cell=gru", "`cell` is not a setting"),
         ("epocs=3", "did you mean `epochs`"),
@@ -65,7 +66,7 @@ def test_words_find_the_sections_of_their_task():
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        ({"task": "transduce"}, "`task`: input should be 'classify'"),
+        ({"task": "transduce"}, "expected settings of the task classify, got those of `transduce`"),
         ({"data": {"pth": 1}}, "`data.pth` is not a setting; did you mean `path`"),
         ({"data": {"colours": "red"}}, "`data.colours`: input should be"),
         ({"data": {"held_out": 1}}, r"data.held_out must be in \(0, 1\)"),
@@ -82,7 +83,7 @@ def test_words_find_the_sections_of_their_task():
 )
 def test_mistakes_are_one_line(raw, said):
     with pytest.raises(ConfigError, match=said) as caught:
-        task_named("classify").build(raw, "file.yaml")
+        task_named("classify").configure(raw, "file.yaml")
     assert str(caught.value).startswith("file.yaml: ")
     assert "\n" not in str(caught.value)
 
@@ -100,7 +101,7 @@ def test_augmentation_suits_the_images():
 
 def test_plain_settings_are_trained(tmp_path):
     with pytest.raises(ConfigError, match="did you mean `training`"):
-        train_settings({"trainin": {}}, tmp_path / "run")
+        train({"trainin": {}}, tmp_path / "run")
     with pytest.raises(ConfigError, match="no images: give a folder"):
-        train_settings({"task": "classify"}, tmp_path / "run")
+        train({"task": "classify"}, tmp_path / "run")
     assert not (tmp_path / "run").exists()

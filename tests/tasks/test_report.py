@@ -14,13 +14,14 @@ from typing import Any, get_args
 import pytest
 
 from thalweg.errors import DataError
-from thalweg.tasks.config import build_config, to_yaml
+from thalweg.tasks.config import to_yaml
+from thalweg.tasks.registry import build_config
 from thalweg.tasks.report import write_report
-from thalweg.tasks.report.parts import EVERYWHERE, SETTINGS
 from thalweg.tasks.report.plots import Curve, curve_svg
 from thalweg.tasks.report.run import read_log, read_run
 from thalweg.tasks.report.text import difference, escape, symbol
-from thalweg.tasks.search_settings import SearchConfig, SearchName
+from thalweg.tasks.transduce.report import EVERYWHERE, SETTINGS
+from thalweg.tasks.transduce.search_settings import SearchConfig, SearchName
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 HOSTILE = '<script>alert("x")</script>'
@@ -428,7 +429,7 @@ def test_failed_write_keeps_the_old_report(run: Path, monkeypatch: pytest.Monkey
     def refuse(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("thalweg.learning.checkpoint.os.replace", refuse)
+    monkeypatch.setattr("thalweg.files.os.replace", refuse)
     with pytest.raises(OSError, match="disk full"):
         write_report(run)
     assert (run / "report.html").read_text(encoding="utf-8") == "old"

@@ -16,9 +16,9 @@ from toy_task import TINY, toy_config, write_pairs
 from thalweg.data import pad
 from thalweg.errors import ConfigError, DataError
 from thalweg.tasks import Answer, Prediction, SearchConfig, build_config, evaluate, load, train
-from thalweg.tasks.answers import Source
-from thalweg.tasks.juries import Jury, _count, open_runs
-from thalweg.tasks.search_settings import SearchName
+from thalweg.tasks.transduce.answers import Source
+from thalweg.tasks.transduce.ensembles import Jury, _count, open_runs
+from thalweg.tasks.transduce.search_settings import SearchName
 
 WORDS = ["abc", "fed", "a", "cab"]
 

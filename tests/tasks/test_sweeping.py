@@ -21,10 +21,11 @@ from toy_task import QUICK, SMALL
 
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.learning.checkpoint import load_checkpoint
-from thalweg.learning.sweep_store import holding
-from thalweg.tasks.config import build_config, read_config
+from thalweg.sweeps.store import holding
+from thalweg.tasks.config import read_config
+from thalweg.tasks.registry import build_config
 from thalweg.tasks.sweeping import SweepPlan, plan_sweep, run_sweep, saved_sweep
-from thalweg.tasks.transduce import train
+from thalweg.tasks.transduce.training import train
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -240,7 +241,7 @@ def test_killed_sweep_goes_on_as_if_nothing_had_been(data: Path, tmp_path: Path)
     while epochs_done(second) < 3:
         assert process.poll() is None, "ended too early"
         assert time.monotonic() < until, "nothing happened"
-        time.sleep(0.005)
+        time.sleep(0.02)
     process.kill()
     assert process.wait() == -signal.SIGKILL
     at = epochs_done(second)

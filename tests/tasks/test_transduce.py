@@ -15,7 +15,7 @@ from toy_task import toy_config, write_pairs
 from thalweg.errors import CheckpointError, ConfigError, DataError
 from thalweg.learning.checkpoint import load_checkpoint
 from thalweg.tasks import SearchConfig, build_config, evaluate, load, train
-from thalweg.tasks.transduce import words_of
+from thalweg.tasks.transduce.training import words_of
 
 
 class Killed(Exception):  # noqa: N818

@@ -15,7 +15,7 @@ from thalweg.data import Symbols, pad
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from thalweg.tasks import Answer, SearchConfig, load, train
-from thalweg.tasks.answers import join_answers
+from thalweg.tasks.transduce.answers import join_answers
 
 WORDS = ["abc", "fed", "aaa", "cab", "f", "abcdef", "bad", "abc", "ea"]
 

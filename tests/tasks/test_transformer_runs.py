@@ -10,12 +10,12 @@ import pytest
 import torch
 from toy_task import TINY, toy_config
 
-from thalweg.energies.transformer import Transformer
+from thalweg.energies.transformer.model import Transformer
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.learning.checkpoint import load_checkpoint
 from thalweg.tasks import apply_overrides, build_config, evaluate, load, train
 from thalweg.tasks.config import as_settings
-from thalweg.tasks.resuming import check_continues
+from thalweg.tasks.runs import check_continues
 
 KINDS = [
     {},
@@ -94,7 +94,7 @@ def test_batches_by_tokens_are_settled_for_a_run(toy_files, tmp_path):
 
 def test_what_a_run_said_nothing_about():
     """Runs from before a setting was there go on with what they had, and with nothing else."""
-    new = {"config": as_settings(build_config({})), "progress": {"epoch": 1}}
+    new = {"config": as_settings(build_config({})), "progress": {"epoch": 1, "step": 1}}
     old = copy.deepcopy(new)
     del old["config"]["model"]["family"], old["config"]["training"]["batch_tokens"], old["config"]["training"]["beta2"]
     check_continues(Path("last"), old, new)

@@ -67,7 +67,7 @@ def show_command(
     Example:
       thalweg data show cmudict:dev --lines 5
     """
-    from thalweg.tasks.transducer import open_pairs
+    from thalweg.data.text.named_pairs import open_pairs
 
     pairs = open_pairs(spec, data_root)
     note(pairs.summary())
@@ -88,7 +88,7 @@ def check_command(
       thalweg data check train.tsv
     """
     from thalweg.data import Alphabet, guess_symbols
-    from thalweg.tasks.transducer import open_pairs
+    from thalweg.data.text.named_pairs import open_pairs
 
     pairs = open_pairs(file, data_root)
     say(pairs.summary())

@@ -1,33 +1,18 @@
-"""``thalweg evaluate``: error rates of a run on a file, with intervals."""
+"""``thalweg evaluate``: how well a run does on data, with intervals."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from thalweg.cli.classes import evaluate_images, task_of_run
 from thalweg.cli.options import Chosen, DataRoot, References, Run, takes_search
 from thalweg.cli.output import note, say, show_table, use_utf8
 from thalweg.cli.progress import Display
-from thalweg.errors import ConfigError
-
-if TYPE_CHECKING:
-    from thalweg.metrics import Score
-    from thalweg.tasks.evaluation import Evaluation, ExactReport
+from thalweg.limits import ANSWERS
 
 __all__ = ["evaluate"]
-
-FILES = {
-    "metrics.json": "scores and settings",
-    "predictions.jsonl": "k best answers of every item",
-    "worst.tsv": "worst errors first",
-    "confusions.tsv": "symbols taken for others",
-    "attention.json": "where the model looked",
-}
 
 
 @takes_search
@@ -43,7 +28,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    k: Annotated[int, typer.Option("--k", min=1, help="Answers per source.")] = 5,
+    k: Annotated[int, typer.Option("--k", min=1, max=ANSWERS, help="Answers per source.")] = 5,
     references: Annotated[
         References,
         typer.Option(help="each: every line counts; any: every source once, any of its targets is right."),
@@ -70,73 +55,29 @@ def evaluate(
       thalweg evaluate runs/names test.tsv --ensemble runs/two --vote
       thalweg evaluate runs/digits-convnet-norm
     """
-    if task_of_run(run) == "classify":
-        chosen.only("device")
-        evaluate_images(run, test, k=k, name=name, device=chosen.device, root=data_root, as_json=as_json)
-        return
-    if test is None:
-        raise ConfigError("no test pairs; give a file: `thalweg evaluate RUN test.tsv`")
-    from thalweg.tasks.evaluation import evaluate as evaluate_task
+    from thalweg.tasks.registry import task_of_run
     from thalweg.tasks.report import write_report
 
+    task = task_of_run(run)
+    given = chosen.given | ({} if references is References.each else {"references": references.value})
+    task.check_options(given)
     with Display() as display:
-        result = evaluate_task(
-            run,
-            test,
-            k=k,
-            how=chosen.how,
-            references=references.value,
-            name=name,
-            device=chosen.device,
-            precision=chosen.precision,
-            ensemble=chosen.ensemble,
-            vote=chosen.vote,
-            root=data_root,
-            listener=display,
+        result = task.evaluate(
+            run, test, k=k, name=name, device=chosen.device, root=data_root, listener=display, **given
         )
     report = write_report(result.directory.parents[1])
     if as_json:
-        _print_json(result, report)
+        use_utf8()
+        facts = {"directory": str(result.directory), "report": str(report), **result.to_json()}
+        typer.echo(json.dumps(facts, ensure_ascii=False, indent=2))
         return
-    note(f"{test}: {result.items:,} items, {result.words_per_second:,.0f} a second with {chosen.how.search} search")
-    show_table([_row(score) for score in result.scores.values()], right=("value", "low", "high", "items"))
-    if result.exact:
+    note(result.said())
+    for table in result.tables():
+        show_table(table.rows, right=table.right)
         say()
-        _say_exact(result.exact)
-    say()
-    for file, about in FILES.items():
-        if (result.directory / file).exists():
-            say(f"{about:<29} {result.directory / file}")
+    remarks = result.remarks()
+    for line in [*remarks, ""] if remarks else []:
+        say(line)
+    for file, about in result.files().items():
+        say(f"{about:<29} {file}")
     say(f"{'report':<29} {report}")
-
-
-def _say_exact(exact: ExactReport) -> None:
-    say(f"proved the most probable      {exact.proved:8.2%} of items")
-    say(f"beam {exact.width} finds it already      {exact.beam_optimal:8.2%}, a better answer {exact.beam_beaten:.2%}")
-    say(f"it is the empty answer        {exact.empty:8.2%}")
-
-
-def _row(score: Score) -> dict[str, str]:
-    digits = 2 if score.name.lower() == "bleu" else 4
-    return {
-        "metric": score.name,
-        "value": f"{score.value:.{digits}f}",
-        "low": f"{score.low:.{digits}f}",
-        "high": f"{score.high:.{digits}f}",
-        "items": f"{score.n:,}",
-        "better": "higher" if score.higher_is_better else "lower",
-    }
-
-
-def _print_json(result: Evaluation, report: Path) -> None:
-    use_utf8()
-    facts = {
-        "directory": str(result.directory),
-        "report": str(report),
-        "items": result.items,
-        "words_per_second": result.words_per_second,
-        "scores": {key: score.to_json() for key, score in result.scores.items()},
-    }
-    if result.exact:
-        facts["exact"] = dataclasses.asdict(result.exact)
-    typer.echo(json.dumps(facts, ensure_ascii=False, indent=2))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import errno
+import io
 import os
 import sys
+from contextlib import suppress
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -19,12 +20,13 @@ from thalweg.cli.predict import predict
 from thalweg.cli.show import show
 from thalweg.cli.sweep import sweep
 from thalweg.cli.train import train
-from thalweg.errors import ThalwegError
+from thalweg.errors import ConfigError, ThalwegError, WriteError
+from thalweg.limits import within_memory
 
 __all__ = ["app", "run"]
 
-# What the place of a file, not the program, is to blame for.
-PLACE = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOSPC, errno.EROFS}
+# Characters of a message: one that quotes what it was given is cut in the middle.
+LONGEST = 800
 
 # What a wrong word on the command line raises; typer names only this kind of it.
 USAGE: Any = typer.BadParameter.__mro__[1]
@@ -39,40 +41,82 @@ class _Group(TyperGroup):
             args.remove("--debug")
             args.insert(0, "--debug")
         try:
+            _check_words(args)
             return super().parse_args(ctx, args)
         except USAGE as error:
             _refuse(error)
+        except ThalwegError as error:
+            _fail(str(error))
 
     def invoke(self, ctx: Any) -> Any:
         debug = bool(ctx.params.get("debug"))
         try:
-            result = super().invoke(ctx)
+            with within_memory("lower the sizes or counts that were asked for"):
+                result = super().invoke(ctx)
             sys.stdout.flush()  # a closed pipe is found here rather than when the interpreter ends
             return result
         except USAGE as error:
             _refuse(error)
-        except ThalwegError as error:
-            if debug:
-                raise
-            _fail(str(error))
         except BrokenPipeError:
-            # The reader has seen enough: what is still in the buffer must not fail a second time.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            _drop_output()  # the reader has seen enough
             raise typer.Exit(128 + 13) from None
-        except OSError as error:
-            if debug or error.errno not in PLACE or error.filename is None:
-                raise
-            _fail(f"{error.filename}: {error.strerror}; choose another place or mend this one")
         except KeyboardInterrupt:
             if debug:
                 raise
             note("stopped")
             raise typer.Exit(130) from None
+        except Exception as error:
+            line = _line_of(error)
+            if debug or line is None:
+                raise
+            _fail(line)
+
+
+def _line_of(error: Exception) -> str | None:
+    """What a person can mend, as a line; None is a defect."""
+    if isinstance(error, WriteError):
+        from thalweg.tasks.runs import what_is_whole
+
+        return f"{error}{what_is_whole(error.path)}"
+    if isinstance(error, ThalwegError):
+        return str(error)
+    if isinstance(error, OSError):
+        return _of_system(error)
+    if isinstance(error, RecursionError):
+        return "expected plain settings and files, got something nested too deeply; --debug shows what reads it"
+    return None
 
 
 def _fail(message: str) -> NoReturn:
-    note("error: " + " ".join(message.split()), style="red")
+    message = " ".join(message.split())
+    if len(message) > LONGEST:
+        message = f"{message[: LONGEST // 2]} ... {message[-LONGEST // 2 :]}"
+    with suppress(OSError):  # where standard error is full, the status alone tells
+        note("error: " + message, style="red")
     raise typer.Exit(2) from None
+
+
+def _of_system(error: OSError) -> str:
+    """What the system refused, in a line; a stream has no name."""
+    reason = error.strerror or str(error)
+    if error.filename is not None:
+        return f"{error.filename}: {reason}; choose another place or mend this one"
+    _drop_output()
+    return f"standard output, or a file: {reason}; make room or write to another place, --debug shows which"
+
+
+def _drop_output() -> None:
+    """What is still in the buffer of standard output must not fail a second time, when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _check_words(words: list[str]) -> None:
+    """Words end up in files of text: bytes that are none are refused here, before anything is written."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"expected UTF-8 on the command line, got {word[:100]!a}; rename the file") from None
 
 
 def _refuse(error: Any) -> NoReturn:
@@ -132,4 +176,21 @@ def run() -> None:
     >>> CliRunner().invoke(app, ["data", "check", "absent.tsv"]).exit_code
     2
     """
+    _open_streams()
     app(prog_name="thalweg")
+
+
+def _open_streams() -> None:
+    """Where a standard stream is closed, its number must not go to the next file that is opened.
+
+    What is written to it is thrown away, as whoever closed it asked for; reading from it is an error of its own.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (for as long as the process is)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name may be no text

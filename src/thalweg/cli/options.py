@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from thalweg.tasks.juries import Predictor
-    from thalweg.tasks.search_settings import SearchConfig
+from thalweg import limits
 
 __all__ = ["Chosen", "DataRoot", "Precision", "References", "Run", "Search", "Unknown", "takes_search"]
 
@@ -95,44 +92,17 @@ def _option(*names: str, panel: str, help: str, **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the shared options say: the search, and the models that answer.
+    """What the shared options say: where the model is, and what was given beside, by the options' names.
 
-    >>> Chosen.__name__
-    'Chosen'
+    >>> Chosen("cpu", {"width": 3}).given
+    {'width': 3}
     """
 
-    how: SearchConfig
-    ensemble: tuple[Path, ...]
-    vote: bool
-    precision: str
     device: str
-
-    def only(self, *names: str) -> None:
-        """Refuse options about searches and ensembles, but for those named: a classifier has none of these.
-
-        >>> Chosen.only.__name__
-        'only'
-        """
-        from thalweg.errors import ConfigError
-        from thalweg.tasks.search_settings import SearchConfig
-
-        usual = {field.name: getattr(SearchConfig(search="beam"), field.name) for field in dataclasses.fields(self.how)}
-        given = [name for name, value in usual.items() if getattr(self.how, name) != value]
-        given += ["ensemble"] if self.ensemble else []
-        given += ["precision"] if self.precision != "float32" else []
-        for name in given:
-            if name not in names:
-                option = {"sampling_seed": "seed"}.get(name, name).replace("_", "-")
-                raise ConfigError(f"--{option} is for runs on strings; a run that classifies images has no use for it")
-
-    def open(self, run: Path) -> Predictor:
-        """The run's model, or the ensemble that it is part of."""
-        from thalweg.tasks.juries import open_runs
-
-        return open_runs([run, *self.ensemble], vote=self.vote, precision=self.precision, device=self.device)
+    given: dict[str, Any]
 
 
-def _chosen(
+def _shared(
     search: Annotated[Search, typer.Option(help="How answers are searched; see above.")] = Search.beam,
     max_length: Annotated[
         int, _option(panel=ANSWERS, help="Symbols at most, end included; 0 suits the training data.")
@@ -142,7 +112,7 @@ def _chosen(
         str | None, _option(panel=ANSWERS, metavar="FILE", help="Only answers in this file, one a line.")
     ] = None,
     prefix: Annotated[str | None, _option(panel=ANSWERS, metavar="TEXT", help="What answers begin with.")] = None,
-    width: Annotated[int, _option(panel=BEAM, min=1, help="Beam width; at least k is used.")] = 5,
+    width: Annotated[int, _option(panel=BEAM, min=1, max=limits.ANSWERS, help="Beam width; at least k is used.")] = 5,
     length_penalty: Annotated[
         float, _option(panel=BEAM, help="Exponent of the length that divides a score; 0 is none.")
     ] = 0.0,
@@ -158,7 +128,9 @@ def _chosen(
     top_k: Annotated[int, _option(panel=SAMPLING, help="The symbols kept; 0 is all.")] = 0,
     typical: Annotated[float, _option(panel=SAMPLING, help="Of typical: the mass that is kept.")] = 0.95,
     min_p: Annotated[float, _option(panel=SAMPLING, help="Of min-p: least share of the best probability.")] = 0.05,
-    samples: Annotated[int, _option(panel=SAMPLING, min=1, help="Of mbr: answers drawn and compared.")] = 32,
+    samples: Annotated[
+        int, _option(panel=SAMPLING, min=1, max=limits.COMPARED, help="Of mbr: answers drawn and compared.")
+    ] = 32,
     seed: Annotated[int, _option(panel=SAMPLING, help="Of what is drawn.")] = 0,
     ensemble: Annotated[
         list[Path] | None,
@@ -169,33 +141,8 @@ def _chosen(
     ] = False,
     precision: Annotated[Precision, _option(panel=MODEL, help="Of linear layers, on the CPU.")] = Precision.float32,
     device: Annotated[str, _option(panel=MODEL, help="auto, cpu, cuda or mps.", metavar="NAME")] = "auto",
-) -> Chosen:
-    """The settings of these options."""
-    from thalweg.errors import ConfigError
-    from thalweg.tasks.search_settings import SearchConfig
-
-    how = SearchConfig(
-        search=search.value,
-        width=width,
-        length_penalty=length_penalty,
-        max_length=max_length,
-        min_length=min_length,
-        groups=groups,
-        diversity=diversity,
-        max_expansions=max_expansions,
-        lexicon=lexicon or "",
-        prefix=prefix or "",
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        typical=typical,
-        min_p=min_p,
-        samples=samples,
-        sampling_seed=seed,
-    )
-    if vote and not ensemble:
-        raise ConfigError("--vote needs other runs to vote with; add `--ensemble RUN2`")
-    return Chosen(how, tuple(ensemble or ()), vote, precision.value, device)
+) -> None:
+    """Options that evaluating and predicting share; which of them a run has a use for, its task says."""
 
 
 def takes_search(command: Callable[..., None]) -> Callable[..., None]:
@@ -206,12 +153,16 @@ def takes_search(command: Callable[..., None]) -> Callable[..., None]:
     ['run', 'search', 'max_length']
     """
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "chosen"]
-    shared = list(inspect.signature(_chosen, eval_str=True).parameters.values())
+    shared = list(inspect.signature(_shared, eval_str=True).parameters.values())
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
-        options = {p.name: given.pop(p.name) for p in shared}
-        command(**given, chosen=_chosen(**options))
+        options = {p.name: (given.pop(p.name), p.default) for p in shared}
+        device = str(options.pop("device")[0])
+        # An option that is not given says nothing, whatever its default is.
+        said = {name: value for name, (value, usual) in options.items() if value != usual and value != []}
+        plain = {name: value.value if isinstance(value, StrEnum) else value for name, value in said.items()}
+        command(**given, chosen=Chosen(device, plain))
 
     example = "\b\nExample:"
     wrapped.__doc__ = (inspect.getdoc(command) or "").replace(example, f"{SEARCHES}\n\n{example}")

@@ -82,7 +82,7 @@ def use_utf8() -> None:
     >>> use_utf8()
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # a file's name may be no text
 
 
 def flowing(command: Callable[..., object]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -17,19 +17,16 @@ __all__ = ["Display", "metrics_line"]
 # A step can take a millisecond; a bar that is moved more often than this only costs time.
 SHORTEST = 0.1
 
-# Of a long list, this many are named.
-SHOWN = 10
-
 NAMES = {"cer": "CER", "wer": "WER", "bleu": "BLEU", "f1": "F1", "nll": "NLL", "ece": "ECE"}
 
 
-def metrics_line(metrics: Mapping[str, float], *, phones: bool = False) -> str:
-    """Metrics as a person writes them; the symbol error rate of phones is called PER.
+def metrics_line(metrics: Mapping[str, float], names: Mapping[str, str] | None = None) -> str:
+    """Metrics as a person writes them; ``names`` are those that a training calls otherwise.
 
-    >>> metrics_line({"accuracy": 0.5, "cer": 0.25, "bleu": 40.123}, phones=True)
+    >>> metrics_line({"accuracy": 0.5, "cer": 0.25, "bleu": 40.123}, {"cer": "PER"})
     'accuracy 0.5000  PER 0.2500  BLEU 40.12'
     """
-    names = {**NAMES, "cer": "PER"} if phones else NAMES
+    names = {**NAMES, **(names or {})}
     return "  ".join(
         f"{names.get(key, key)} {value:.2f}" if key == "bleu" else f"{names.get(key, key)} {value:.4f}"
         for key, value in metrics.items()
@@ -51,12 +48,9 @@ class _Rate(ProgressColumn):
 class Display:
     """Shows the events of training and evaluation on standard error; use it as a context and as the listener.
 
-    Args:
-        guessed: sides (``source``, ``target``) whose symbols were guessed rather than set.
-
     Attributes:
         interrupted: whether Ctrl-C ended a run.
-        phones: whether the target symbols are spaced.
+        names: of metrics that the training calls otherwise.
 
     >>> with Display() as display:
     ...     display({"event": "interrupted", "epoch": 1, "step": 7})
@@ -64,15 +58,15 @@ class Display:
     True
     """
 
-    def __init__(self, *, guessed: Collection[str] = ()):
-        self.guessed, self.interrupted, self.phones = guessed, False, False
+    def __init__(self) -> None:
+        self.interrupted, self.names = False, dict[str, str]()
         self._console = console(stderr=True)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._shown = ("", 0)
         self._moved = 0.0
         self._epochs = self._items = 0
-        self._unit = "pairs"
+        self._unit = "items"
         if self._console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description}"),
@@ -85,8 +79,6 @@ class Display:
             )
 
     def __enter__(self) -> Display:
-        if self._bar:
-            self._bar.start()
         return self
 
     def __exit__(
@@ -117,34 +109,10 @@ class Display:
                     self._line(str(event["message"]))
 
     def _start(self, event: dict[str, Any]) -> None:
-        self._epochs = event.get("epochs", 0)
-        if event.get("task") == "classify":
-            self._start_images(event)
-            return
-        self._items, self._unit = event["train"]["pairs"], "pairs"
-        self.phones = str(event["target"]["symbols"]).startswith("spaced")
-        for split in ("train", "dev"):
-            self._line(f"{split:<7} {event[split]['summary']}")
-        for side in ("source", "target"):
-            setting = f" (guessed; {side}_symbols=... sets them)" if side in self.guessed else ""
-            self._line(f"{side:<7} {event[side]['symbols']}, {event[side]['size']} symbols{setting}")
-        self._model(event)
-
-    def _start_images(self, event: dict[str, Any]) -> None:
-        self._items, self._unit, self.phones = event["train"]["images"], "images", False
-        for split in ("train", "dev"):
-            self._line(f"{split:<7} {event[split]['summary']}")
-        for file, reason in event["skipped"][:SHOWN]:
-            self._line(f"skipped {file}: {reason}", style="yellow")
-        if event["skipped_count"] > SHOWN:
-            self._line(f"skipped {event['skipped_count'] - SHOWN} more", style="yellow")
-        names, shape = event["classes"], event["images"]
-        listed = ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
-        kind = "grey" if shape["channels"] == 1 else "RGB"
-        self._line(f"images  {shape['width']} x {shape['height']} {kind}, {len(names)} classes: {listed}")
-        self._model(event)
-
-    def _model(self, event: dict[str, Any]) -> None:
+        self._epochs, self._items = event.get("epochs", 0), event.get("items", 0)
+        self._unit, self.names = event.get("unit", "items"), event.get("names", {})
+        for line in event.get("lines", ()):
+            self._line(line)
         resumed = ", resumed" if event.get("resumed") else ""
         self._line(f"model   {event['parameters']:,} parameters on {event['device']}{resumed}")
 
@@ -154,7 +122,7 @@ class Display:
             f"epoch {epoch:>{len(str(self._epochs))}}/{self._epochs or '?'}",
             f"loss {event['loss']:.4f}",
         ]
-        parts.append("dev " + metrics_line(event["dev"], phones=self.phones))
+        parts.append("dev " + metrics_line(event["dev"], self.names))
         if f"{self._unit}_per_second" in event:
             parts.append(f"{event[f'{self._unit}_per_second']:,.0f} {self._unit}/s")
         parts.append(f"{duration(event['seconds'])} so far")
@@ -171,6 +139,7 @@ class Display:
         if self._bar is None:
             return
         now = time.monotonic()
+        self._bar.start()  # not before there is something to show, nor twice
         if self._shown != (label, total) or self._task is None:
             if self._task is not None:
                 self._bar.remove_task(self._task)

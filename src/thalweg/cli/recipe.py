@@ -26,6 +26,9 @@ Example:
 )
 """The commands under ``thalweg recipe``."""
 
+# Runs of one recipe.
+SEEDS = 1000
+
 Name = Annotated[str, typer.Argument(metavar="NAME", help="One of `thalweg recipe list`.", show_default=False)]
 
 
@@ -68,7 +71,9 @@ def run_command(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the runs go; runs/NAME if not given.")] = None,
     data_root: DataRoot = None,
-    seeds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs that differ in the seed alone.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=SEEDS, metavar="N", help="Runs that differ in the seed alone.")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what an earlier run left in --out.")] = False,
 ) -> None:
     """Train and measure as a recipe says; run again after Ctrl-C, it goes on where it stopped.
@@ -82,6 +87,7 @@ def run_command(
       thalweg recipe run hopfield-digits --out runs/digits stored=50
     """
     from thalweg.recipes import load_recipe, run_recipe
+    from thalweg.tasks.registry import task_of_run
 
     recipe = load_recipe(name)
     out = out or Path("runs") / recipe.name
@@ -115,5 +121,4 @@ def run_command(
     if result.report is not None:
         say(f"report  {result.report}")
         run = shlex.quote(str(result.report.parent))
-        images = recipe.config.get("task") == "classify"
-        note(f"next:\n  thalweg predict {run} " + ("--k 3 IMAGE.png" if images else "--k 5 --text WORD"))
+        note(f"next:\n  {task_of_run(result.report.parent).next_steps(run)[-1]}")

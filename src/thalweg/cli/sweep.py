@@ -18,9 +18,10 @@ from rich.text import Text
 from thalweg.cli.options import DataRoot
 from thalweg.cli.output import console, duration, note, say, show_table
 from thalweg.errors import ConfigError
+from thalweg.limits import PROCESSES
 
 if TYPE_CHECKING:
-    from thalweg.learning.sweep_store import Trial
+    from thalweg.sweeps.store import Trial
     from thalweg.tasks.sweeping import SweepPlan, SweepResult
 
 __all__ = ["SweepDisplay", "sweep"]
@@ -52,7 +53,10 @@ def sweep(
     workers: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="N", help="Runs at a time; one, or as many as the GPUs hold, if not given; 0: no processes."
+            min=0,
+            max=PROCESSES,
+            metavar="N",
+            help="Runs at a time; one, or as many as the GPUs hold, if not given; 0: no processes.",
         ),
     ] = None,
     engine: Annotated[
@@ -107,7 +111,7 @@ def sweep(
 
 def _settings(words: list[str], out: Path | None, resume: bool) -> tuple[dict[str, Any], list[str], str]:
     """Plain settings, the words laid over them, and where the settings are from."""
-    from thalweg.tasks.config import read_config
+    from thalweg.recipes.resolving import named_settings
     from thalweg.tasks.sweeping import saved_sweep
 
     names = [word for word in words if "=" not in word]
@@ -120,15 +124,8 @@ def _settings(words: list[str], out: Path | None, resume: bool) -> tuple[dict[st
         if out is None:
             raise ConfigError("--resume needs the sweep to go on with; give `--out DIR`")
         return saved_sweep(out), overrides, str(out / "sweep.yaml")
-    path = Path(names[0])
-    if path.suffix in (".yaml", ".yml") or path.exists():
-        return read_config(path), overrides, names[0]
-    from thalweg.recipes import load_recipe
-
-    recipe = load_recipe(names[0])
-    if not recipe.config:
-        raise ConfigError(f"recipe `{names[0]}` is an experiment without a config; a sweep needs one that trains")
-    return dict(recipe.config), overrides, names[0]
+    settings, _ = named_settings(names[0])
+    return dict(settings), overrides, names[0]
 
 
 def _finish(plan: SweepPlan, result: SweepResult) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from thalweg.cli.classes import finish_images
 from thalweg.cli.options import DataRoot
 from thalweg.cli.output import note, say
 from thalweg.cli.progress import Display, metrics_line
@@ -23,13 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["default_out", "split_words", "train"]
 
-DEFAULT_MODEL = "lstm-attention"
+# Presets, for the help page, which must not wait for the tasks that have them; the first is the default.
 MODELS = (
     *("lstm-attention", "gru-attention", "lstm", "gru"),
     *("transformer", "transformer-rotary", "transformer-pointer", "causal"),
 )
-IMAGE_MODELS = ("convnet", "convnet-norm", "convnet-residual")
-DEFAULT_IMAGE_MODEL = "convnet-norm"
+IMAGE_MODELS = ("convnet-norm", "convnet", "convnet-residual")
 DATA_SUFFIXES = (".tsv", ".csv", ".txt", ".gz")
 
 
@@ -61,8 +59,8 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"{', '.join(MODELS)}; {DEFAULT_MODEL} if not given. Of images {', '.join(IMAGE_MODELS)}; "
-            f"{DEFAULT_IMAGE_MODEL} if not given.",
+            help=f"{', '.join(MODELS)}; {MODELS[0]} if not given. Of images {', '.join(IMAGE_MODELS)}; "
+            f"{IMAGE_MODELS[0]} if not given.",
         ),
     ] = None,
     out: Annotated[
@@ -97,46 +95,35 @@ def train(
       thalweg train --task classify digits
       thalweg train --task classify photos.zip --model convnet-residual epochs=60 mixup=0.2
     """
-    asked = _task(task, words or [], data, out, resume)
-    words, data = _images(words or [], data, asked)
+    asked, raw = _task(task, words or [], data, out, resume)
+    words, data = _places(words or [], data, asked)
     path, overrides = split_words(words)
-    options = {asked.data: data, "data.dev": dev, "training.device": device, "training.seed": seed}
-    if dev is not None and asked.name == "classify":
-        raise ConfigError("--dev is for pairs; validation images lie in the folder `val`, or are kept apart")
-    raw, where = _settings(asked, path, data, model, out, resume)
+    options = {**asked.data_settings(data, dev), "training.device": device, "training.seed": seed}
+    raw, where = _settings(asked, path, raw, data, model, out, resume)
     raw = _lay_over(asked, raw, {key: value for key, value in options.items() if value is not None}, overrides)
-    config = asked.build(raw, where)
-    given = config.data.path if asked.name == "classify" else config.data.train
+    config = asked.configure(raw, where)
+    given = asked.data_of(config)
     if not given:
-        raise ConfigError(_NO_DATA[asked.name])
-    out = out or default_out(given, model or (path.stem if path else asked.default_model))
+        raise ConfigError(asked.missing)
+    out = out or default_out(given, model or (path.stem if path else asked.default_model or asked.name))
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: expected a run directory, got a file; choose another --out")
     watching = _watch(watch, watch_every)
-    sides = ("source", "target") if asked.name == "transduce" else ()
-    guessed = [side for side in sides if getattr(config.data, f"{side}_symbols") == "auto"]
     note(f"run     {out}")
     try:
-        with Display(guessed=guessed) as display:
+        with Display() as display:
             result = asked.train(config, out, resume=resume, listener=display, root=data_root, watch=watching)
     except KeyboardInterrupt:
         _stopped(out, given, data_root)
     if not result.reason:
         _stopped(out, given, data_root)
-    if asked.name == "classify":
-        finish_images(result, data_root)
-    else:
-        _finish(result, phones=display.phones)
+    _finish(asked, result, display.names, data_root)
 
 
-_NO_DATA = {
-    "transduce": "no training data; give `--data train.tsv`, or a config file with `data: {train: ...}`",
-    "classify": "no images; give a folder, a zip or `digits`, or a config file with `data: {path: ...}`",
-}
-
-
-def _task(name: str | None, words: Sequence[str], data: str | None, out: Path | None, resume: bool) -> Task:
-    """The task that --task names, else the one of the config file or of the run that is resumed."""
+def _task(
+    name: str | None, words: Sequence[str], data: str | None, out: Path | None, resume: bool
+) -> tuple[Task, dict[str, Any]]:
+    """The task that --task names, else the one of the config file or of the run that is resumed; and their settings."""
     from thalweg.tasks.config import read_config
     from thalweg.tasks.registry import task_named, task_of
 
@@ -144,25 +131,29 @@ def _task(name: str | None, words: Sequence[str], data: str | None, out: Path | 
     if not configs and resume and data is None and out is not None and (out / "config.yaml").is_file():
         configs = [out / "config.yaml"]
     if not configs or not configs[0].is_file():
-        return task_named(name) if name is not None else task_of({})
-    told = task_of(read_config(configs[0]), str(configs[0]))
+        return task_named(name) if name is not None else task_of({}), {}
+    raw = read_config(configs[0])
+    told = task_of(raw, str(configs[0]))
     # A file that names no task may be given one.
-    if name is not None and name != told.name and "task" in read_config(configs[0]):
+    if name is not None and name != told.name and "task" in raw:
         raise ConfigError(f"{configs[0]} is for the task {told.name}, got --task {name}; leave it out")
-    return told if name is None else task_named(name)
+    return told if name is None else task_named(name), raw
 
 
-def _images(words: Sequence[str], data: str | None, task: Task) -> tuple[list[str], str | None]:
-    """The words without the one that says where images are, and where they are."""
+def _places(words: Sequence[str], data: str | None, task: Task) -> tuple[list[str], str | None]:
+    """The words without the one that says where the data are, and where they are."""
+    from thalweg.tasks.registry import list_tasks, task_named
+
     places = [word for word in words if "=" not in word and not _yaml(word)]
-    if task.name != "classify":
-        if any(Path(word).is_dir() or word.endswith(".zip") or word == "digits" for word in places):
-            raise ConfigError(
-                f"expected a YAML config or `key=value`, got `{places[0]}`; for images add --task classify"
-            )
+    if not task.named_by_word:
+        for word in places:
+            for other in map(task_named, list_tasks()):
+                if other.recognises(word):
+                    remedy = f"for {other.items} add --task {other.name}"
+                    raise ConfigError(f"expected a YAML config or `key=value`, got `{word}`; {remedy}")
         return list(words), data
     if len(places) + (data is not None) > 1:
-        raise ConfigError(f"expected images in one place, got {', '.join(places + ([data] if data else []))}")
+        raise ConfigError(f"expected {task.items} in one place, got {', '.join(places + ([data] if data else []))}")
     return [word for word in words if word not in places], places[0] if places else data
 
 
@@ -195,11 +186,17 @@ def _yaml(word: str) -> bool:
 
 
 def _settings(
-    task: Task, path: Path | None, data: str | None, model: str | None, out: Path | None, resume: bool
+    task: Task,
+    path: Path | None,
+    raw: dict[str, Any],
+    data: str | None,
+    model: str | None,
+    out: Path | None,
+    resume: bool,
 ) -> tuple[dict[str, Any], str]:
     """The settings under the options and words, and how to call their place in messages."""
-    from thalweg.tasks.config import read_config
-    from thalweg.tasks.resuming import as_begun
+    from thalweg.tasks.config import read_config, with_preset
+    from thalweg.tasks.runs import as_begun
 
     own = resume and path is None and data is None  # the settings are those that the run has written itself
     if own:
@@ -212,14 +209,13 @@ def _settings(
             raise ConfigError(f"{out}: expected a run to resume, got no config.yaml in it; check --out")
     if model is not None and model not in task.presets:
         raise ConfigError(f"--model `{model}` is not known; {nearest(model, task.presets)}")
-    raw = read_config(path) if path else {}
-    raw = as_begun(raw) if own else raw
-    preset = task.presets[model or task.default_model] if model or not path else {}
-    merged = {name: dict(values) if isinstance(values, Mapping) else values for name, values in preset.items()}
-    for section, values in raw.items():
-        both = isinstance(values, Mapping) and isinstance(merged.get(section), Mapping)
-        merged[section] = {**merged[section], **values} if both else values
-    return merged, str(path) if path else "settings"
+    raw = raw or (read_config(path) if path else {})
+    raw = as_begun(raw, task.kind) if own else raw
+    if model is not None:
+        section = raw.get("model")
+        named = {"preset": model, **section} if isinstance(section, Mapping) else model
+        raw = dict(with_preset({**raw, "model": named}, task.presets))
+    return raw, str(path) if path else "settings"
 
 
 def _lay_over(task: Task, raw: dict[str, Any], options: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -236,9 +232,11 @@ def default_out(data: str, model: str) -> Path:
     >>> default_out("names.tsv.gz", "lstm").as_posix(), default_out("-", "gru").as_posix()
     ('runs/names-lstm', 'runs/stdin-gru')
     """
+    from thalweg.tasks.names import file_name
+
     name = Path(data).resolve().name if Path(data).exists() else re.sub(r"[:/\\]+", "-", data)
     stem = "stdin" if data == "-" else Path(name).name.removesuffix(".gz").removesuffix(".tsv").removesuffix(".zip")
-    return Path("runs") / f"{stem}-{model}"
+    return Path("runs") / file_name(f"{stem}-{model}")
 
 
 def _stopped(out: Path, data: str, root: Path | None) -> NoReturn:
@@ -254,12 +252,12 @@ def _stopped(out: Path, data: str, root: Path | None) -> NoReturn:
     raise typer.Exit(130)
 
 
-def _finish(result: TrainResult, *, phones: bool) -> None:
+def _finish(task: Task, result: TrainResult, names: Mapping[str, str], root: Path | None) -> None:
     from thalweg.tasks.report import write_report
 
-    run = shlex.quote(str(result.run))
     if result.best_epoch:
-        say(f"best    epoch {result.best_epoch}: {metrics_line(result.best, phones=phones)}", style="bold")
+        say(f"best    epoch {result.best_epoch}: {metrics_line(result.best, names)}", style="bold")
         say(f"model   {result.run / 'model.safetensors'}")
+    task.after_training(result, root)
     say(f"report  {write_report(result.run)}")
-    note(f"next:\n  thalweg evaluate {run} test.tsv\n  thalweg predict {run} --k 5 --text WORD")
+    note("\n  ".join(["next:", *task.next_steps(shlex.quote(str(result.run)))]))

@@ -7,13 +7,11 @@
 [5, 4, 0]
 """
 
-from thalweg.data.alphabet import BOS, EOS, PAD, UNK, Alphabet
-from thalweg.data.augmentation import Augmentation, augment, normalise
 from thalweg.data.batches import Batch, Batches, Example, pad
-from thalweg.data.conllu import Sentence, Word, read_conllu
 from thalweg.data.datasets import DatasetInfo, find_data, list_datasets, load_dataset
-from thalweg.data.image_batches import ImageBatch, ImageBatches
-from thalweg.data.images import (
+from thalweg.data.images.augmentation import Augmentation, augment, normalise
+from thalweg.data.images.batches import ImageBatch, ImageBatches
+from thalweg.data.images.reading import (
     ImageData,
     ImageSplit,
     channel_statistics,
@@ -21,8 +19,10 @@ from thalweg.data.images import (
     read_labelled,
     read_unlabelled,
 )
-from thalweg.data.readers import Pair, PairFile, read_pairs, read_sources, read_tagged_sources, split_tags
-from thalweg.data.symbols import Symbols, guess_symbols
+from thalweg.data.text.alphabet import BOS, EOS, PAD, UNK, Alphabet
+from thalweg.data.text.conllu import Sentence, Word, read_conllu
+from thalweg.data.text.readers import Pair, PairFile, read_pairs, read_sources, read_tagged_sources, split_tags
+from thalweg.data.text.symbols import Symbols, guess_symbols
 
 __all__ = [
     "BOS",

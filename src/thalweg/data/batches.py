@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from thalweg.data.alphabet import EOS, PAD
+from thalweg.data.text.alphabet import EOS, PAD
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.layers.padded import Padded
 

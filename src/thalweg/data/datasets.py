@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from thalweg.data.readers import Pair, PairFile, read_pairs
+from thalweg.data.text.readers import Pair, PairFile, read_pairs
 from thalweg.errors import ConfigError, DataError, MissingDependencyError, nearest
 
 __all__ = ["IMAGE_FILES", "DatasetInfo", "find_data", "list_datasets", "load_dataset"]

@@ -25,6 +25,7 @@ from thalweg.diagnostics.decay import (
 )
 from thalweg.diagnostics.gradient_flow import GradientFlow, LayerGradient, Site, gradient_flow
 from thalweg.diagnostics.gradient_watch import GradientWatch
+from thalweg.diagnostics.image_layers import MapLayer, map_layers
 from thalweg.diagnostics.jacobians import (
     SingularValues,
     SpanReport,
@@ -48,7 +49,6 @@ from thalweg.diagnostics.normalisation import (
     weight_normalised_direction,
     whiten,
 )
-from thalweg.diagnostics.places import MapLayer, map_layers
 from thalweg.diagnostics.recurrences import (
     EigenvalueGroup,
     LinearRecurrence,

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from thalweg.diagnostics.image_layers import map_layers, naming_of
 from thalweg.diagnostics.jacobians import jacobian_spectrum
 from thalweg.diagnostics.normalisation import normalisation_statistics
-from thalweg.diagnostics.places import map_layers, naming_of
-from thalweg.energies.convnet import ConvNet
+from thalweg.energies.convnet.model import ConvNet
 
 __all__ = ["ChannelUse", "LayerStretch", "NormUse", "channel_use", "layer_stretches", "norm_use", "run_layers"]
 
@@ -104,9 +104,9 @@ class NormUse:
 
 
 def run_layers(model: ConvNet, images: Tensor) -> list[Tensor]:
-    """What each of :func:`~thalweg.diagnostics.places.map_layers` gives; the last are the logits, -E.
+    """What each of :func:`~thalweg.diagnostics.image_layers.map_layers` gives; the last are the logits, -E.
 
-    >>> from thalweg.energies.convnet import ConvNetConfig
+    >>> from thalweg.energies.convnet.model import ConvNetConfig
     >>> net = ConvNet(ConvNetConfig(channels=(4,), hidden=()), classes=3, channels=1, size=(8, 8)).eval()
     >>> images = torch.randn(2, 1, 8, 8)
     >>> outputs = run_layers(net, images)
@@ -129,7 +129,7 @@ def channel_use(model: ConvNet, images: Tensor) -> tuple[ChannelUse, ...]:
 
     One pass forward.
 
-    >>> from thalweg.energies.convnet import ConvNetConfig
+    >>> from thalweg.energies.convnet.model import ConvNetConfig
     >>> net = ConvNet(ConvNetConfig(channels=(4,), hidden=(), dropout=0), classes=2, channels=1, size=(8, 8))
     >>> with torch.no_grad():
     ...     _ = net.blocks[0].convolution.bias[:1].fill_(-100)
@@ -160,7 +160,7 @@ def layer_stretches(model: ConvNet, images: Tensor) -> tuple[LayerStretch, ...]:
     Layers that read or give more than 262,144 numbers an image, and values that are not finite, are left out. Some 50
     passes through each layer.
 
-    >>> from thalweg.energies.convnet import ConvNetConfig
+    >>> from thalweg.energies.convnet.model import ConvNetConfig
     >>> net = ConvNet(ConvNetConfig(channels=(4,), hidden=()), classes=3, channels=1, size=(8, 8)).eval()
     >>> [(row.name, row.inputs, row.outputs) for row in layer_stretches(net, torch.randn(2, 1, 8, 8))]
     [('convolutions 1', 64, 64), ('classifier 1', 64, 3)]

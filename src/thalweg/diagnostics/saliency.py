@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from thalweg.energies.convnet import ConvNet
+from thalweg.energies.convnet.model import ConvNet
 from thalweg.errors import ConfigError, ShapeError
 
 __all__ = [
@@ -138,7 +138,7 @@ def grad_cam(model: ConvNet, images: Tensor, classes: Tensor | None = None, *, u
     Returns:
         ``(B, H, W)``, 0 or more. Time: one pass forth, and back through the head alone.
 
-    >>> from thalweg.energies.convnet import ConvNetConfig
+    >>> from thalweg.energies.convnet.model import ConvNetConfig
     >>> model = ConvNet(ConvNetConfig(channels=(4, 8), hidden=()), classes=3, channels=1, size=(8, 8))
     >>> grad_cam(model, torch.rand(2, 1, 8, 8)).shape, grad_cam(model, torch.rand(2, 1, 8, 8), upsample=False).shape
     (torch.Size([2, 8, 8]), torch.Size([2, 2, 2]))
@@ -180,7 +180,7 @@ def heat(attributions: Tensor, *, quantile: float = 0.99) -> Tensor:
 def feature_maps(model: ConvNet, images: Tensor) -> dict[str, Tensor]:
     """What the stem and each block make of images: name to ``(B, C', H', W')``; one pass forth.
 
-    >>> from thalweg.energies.convnet import ConvNetConfig
+    >>> from thalweg.energies.convnet.model import ConvNetConfig
     >>> model = ConvNet(ConvNetConfig(channels=(4, 8), hidden=()), classes=3, channels=1, size=(8, 8))
     >>> {name: tuple(maps.shape) for name, maps in feature_maps(model, torch.rand(2, 1, 8, 8)).items()}
     {'block 1': (2, 4, 4, 4), 'block 2': (2, 8, 2, 2)}

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thalweg.diagnostics.places import naming_of
+from thalweg.diagnostics.image_layers import naming_of
 from thalweg.diagnostics.unrolling import LayerTrace, unrolled
-from thalweg.energies.convnet import ConvNet
+from thalweg.energies.convnet.model import ConvNet
 from thalweg.layers.blocks import Highway
 from thalweg.layers.convolution import ConvHighway, SqueezeExcite
 from thalweg.layers.transformer import FeedForward

@@ -1,6 +1,6 @@
 """Models that give an energy E(x, y): low for good answers."""
 
-from thalweg.energies.convnet import ConvNet, ConvNetConfig
+from thalweg.energies.convnet.model import ConvNet, ConvNetConfig
 from thalweg.energies.densities import (
     GaussianEnergy,
     MixtureEnergy,
@@ -10,8 +10,7 @@ from thalweg.energies.densities import (
     grid_points,
 )
 from thalweg.energies.hmm import HMM, Prediction
-from thalweg.energies.hopfield import HopfieldMemory, Retrieval
-from thalweg.energies.hopfield_analysis import (
+from thalweg.energies.hopfield.analysis import (
     ExactRetrieval,
     MemoryReport,
     analyse_memory,
@@ -20,13 +19,14 @@ from thalweg.energies.hopfield_analysis import (
     pattern_separation,
     retrieval_bound,
 )
-from thalweg.energies.hopfield_fixed_points import FixedPoints, classify_states, fixed_points
-from thalweg.energies.hopfield_post import PostTransform, post_transform
-from thalweg.energies.hopfield_storage import Nearest, PatternStore
-from thalweg.energies.huggingface import ConvertedTransformer, GenerationRules, from_huggingface
+from thalweg.energies.hopfield.fixed_points import FixedPoints, classify_states, fixed_points
+from thalweg.energies.hopfield.memory import HopfieldMemory, Retrieval
+from thalweg.energies.hopfield.post import PostTransform, post_transform
+from thalweg.energies.hopfield.storage import Nearest, PatternStore
 from thalweg.energies.latent import Answers, BranchEnergy, CircleEnergy, LatentEnergy, free_energy
-from thalweg.energies.seq2seq import Seq2Seq, Seq2SeqConfig
-from thalweg.energies.transformer import Transformer, TransformerConfig
+from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
+from thalweg.energies.transformer.huggingface import ConvertedTransformer, GenerationRules, from_huggingface
+from thalweg.energies.transformer.model import Transformer, TransformerConfig
 
 __all__ = [
     "HMM",

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, MixtureSameFamily
 
 from thalweg.errors import ConfigError, ShapeError
-from thalweg.inference.chain import LinearChain
+from thalweg.inference.structures.chain import LinearChain
 from thalweg.kernels.potentials import SparseTransitions
 
 __all__ = ["HMM", "Prediction"]

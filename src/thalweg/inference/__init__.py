@@ -9,25 +9,25 @@ tensor([[True]])
 
 from __future__ import annotations
 
-from thalweg.inference.beam import beam_search
-from thalweg.inference.beam_tree import BeamTree
 from thalweg.inference.cccp import Descent, NotMonotoneError, cccp
-from thalweg.inference.chain import LinearChain
-from thalweg.inference.constraints import Allowed, Trie
-from thalweg.inference.ensemble import Ensemble, Vote, majority_vote
-from thalweg.inference.exact import OptimalityReport, exact_search, optimality_report
-from thalweg.inference.hypotheses import Autoregressive, Hypotheses
 from thalweg.inference.langevin import DivergedError, Walk, langevin
-from thalweg.inference.markov import MarkovModel, viterbi
-from thalweg.inference.risk import minimum_bayes_risk
-from thalweg.inference.sampling import sample_sequences
-from thalweg.inference.search import greedy
-from thalweg.inference.sparsemap import SparseMode, sparse_map, sparse_map_loss
-from thalweg.inference.stochastic import Drawn, stochastic_beam_search
-from thalweg.inference.streaming import Partial, stream
-from thalweg.inference.structure import Structure
-from thalweg.inference.table import TableModel
-from thalweg.inference.tag_schemes import TagConstraints, span_tags, tag_constraints, tag_spans
+from thalweg.inference.search.beam import beam_search
+from thalweg.inference.search.beam_tree import BeamTree
+from thalweg.inference.search.constraints import Allowed, Trie
+from thalweg.inference.search.ensemble import Ensemble, Vote, majority_vote
+from thalweg.inference.search.exact import OptimalityReport, exact_search, optimality_report
+from thalweg.inference.search.greedy import greedy
+from thalweg.inference.search.markov import MarkovModel, viterbi
+from thalweg.inference.search.protocol import Autoregressive, Hypotheses
+from thalweg.inference.search.risk import minimum_bayes_risk
+from thalweg.inference.search.sampling import sample_sequences
+from thalweg.inference.search.stochastic import Drawn, stochastic_beam_search
+from thalweg.inference.search.streaming import Partial, stream
+from thalweg.inference.search.table import TableModel
+from thalweg.inference.structures.base import Structure
+from thalweg.inference.structures.chain import LinearChain
+from thalweg.inference.structures.sparsemap import SparseMode, sparse_map, sparse_map_loss
+from thalweg.inference.structures.tag_schemes import TagConstraints, span_tags, tag_constraints, tag_spans
 from thalweg.kernels.potentials import SparseTransitions
 
 __all__ = [

@@ -12,22 +12,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.kernels.dispatch import chain_kernels
+from thalweg.kernels.chain_checks import check_lengths, sound
+from thalweg.kernels.dispatch import chain_kernels, on_cpu, usual_defaults
 from thalweg.kernels.potentials import Chain, SparseTransitions
 from thalweg.kernels.reference import chain as dense_reference
 from thalweg.kernels.reference import sparse_chain as sparse_reference
+from thalweg.kernels.reference.recursion import inside
+from thalweg.kernels.semirings import Semiring
+from thalweg.kernels.tracing import traced
 
 __all__ = [
     "carries_graph",
     "edge_marginals",
     "expectation",
+    "fold",
     "inputs_of",
+    "inside",
     "log_likelihood",
     "log_partition",
     "marginals",
     "sample",
     "score",
     "top_k",
+    "trusted_kernels",
     "viterbi",
     "watched_log_likelihood",
     "with_inputs",
@@ -67,7 +74,26 @@ def carries_graph(chain: Chain) -> bool:
     >>> carries_graph(Chain(torch.zeros(1, 1, 1), *[torch.zeros(1, 1)] * 3, torch.tensor([1])))
     False
     """
-    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs_of(chain))
+    return traced() or (torch.is_grad_enabled() and any(x.requires_grad for x in inputs_of(chain)))
+
+
+def trusted_kernels(backend: str, chain: Chain) -> ModuleType | None:
+    """The compiled kernels that may be given this chain; None where the reference has to answer.
+
+    That is the backend's own choice; under the transforms of ``torch.func``, which a kernel cannot follow; and, on the
+    CPU, where new tensors lie elsewhere by default, and for scores of NaN or +inf, which maxima of vectors pass over.
+    Lengths out of range are a ShapeError there: a kernel follows them. On a GPU nothing is looked at: that would wait.
+
+    >>> chain = Chain(torch.zeros(1, 1, 1), *[torch.zeros(1, 1)] * 3, torch.tensor([1]))
+    >>> trusted_kernels("auto", chain._replace(emissions=torch.full((1, 1, 1), torch.nan))) is None
+    True
+    """
+    kernels = None if traced() else chain_kernels(backend, chain)
+    if kernels is not None and on_cpu(chain.emissions):
+        check_lengths(chain.lengths, chain.steps)
+        if not usual_defaults() or not sound(chain):
+            return None
+    return kernels
 
 
 def _plain(chain: Chain) -> Chain:
@@ -94,7 +120,7 @@ class _Call:
     """What :class:`_Value` is asked for, and in ``told`` whether it saw that every value is finite, None if not.
 
     Where the caller is going to ``look`` it may also be a guess, which must be settled before anyone does.
-    One argument, for torch looks at each by itself.
+    One argument, for torch looks at each by itself. The gold labels are its own: a backward pass may follow them.
     """
 
     __slots__ = ("chain", "gold", "kernels", "look", "low_memory", "told", "total")
@@ -102,6 +128,7 @@ class _Call:
     def __init__(
         self, kernels: ModuleType, chain: Chain, gold: Tensor | None, low_memory: bool, total: bool, look: bool = False
     ):
+        gold = None if gold is None else gold.clone(memory_format=torch.contiguous_format)
         self.kernels, self.chain, self.gold, self.low_memory, self.total = kernels, chain, gold, low_memory, total
         self.look, self.told = look, None
 
@@ -171,13 +198,8 @@ class _Value(torch.autograd.Function):
         return (None, *gradients)  # type: ignore[misc]
 
 
-# What `_Value.apply` comes to where no transform of `torch.func` is at work; asking for that only takes half the time.
-_apply_directly: Any = super(torch.autograd.Function, _Value).apply  # type: ignore[misc]
-
-
 def _apply(call: _Call) -> Any:
-    transformed = torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling()
-    return (_Value.apply if transformed else _apply_directly)(call, *inputs_of(call.chain))
+    return _Value.apply(call, *inputs_of(call.chain))
 
 
 class _Gradient(torch.autograd.Function):
@@ -253,7 +275,6 @@ def log_likelihood(
     *,
     backend: str = "auto",
     low_memory: bool = False,
-    kernels: ModuleType | None = None,
     total: bool = False,
 ) -> Tensor:
     """score(gold) - log Z of each item, with gold (B, T); (B,), in one pass and with the digits of float64.
@@ -261,13 +282,13 @@ def log_likelihood(
     ``total`` gives their sum alone, which takes fewer steps of autograd.
 
     +inf stands for an item without a feasible labelling; the compiled kernels check the labels: one out of range is a
-    ShapeError on the CPU and gives NaN on the GPU. ``kernels`` are those of the backend, where they are known already.
+    ShapeError on the CPU and gives NaN on the GPU.
 
     >>> chain = Chain(torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([3]))
     >>> log_likelihood(chain, torch.zeros(1, 3, dtype=torch.long)).exp()
     tensor([0.1250])
     """
-    return _value(chain, gold, backend, low_memory, kernels, total)
+    return _value(chain, gold, backend, low_memory, total)
 
 
 def watched_log_likelihood(
@@ -293,17 +314,12 @@ def watched_log_likelihood(
     return _apply(call), call.settle()
 
 
-def _value(
-    chain: Chain,
-    gold: Tensor | None,
-    backend: str,
-    low_memory: bool,
-    kernels: ModuleType | None = None,
-    total: bool = False,
-) -> Tensor:
-    kernels = kernels or chain_kernels(backend, chain)
+def _value(chain: Chain, gold: Tensor | None, backend: str, low_memory: bool, total: bool = False) -> Tensor:
+    kernels = trusted_kernels(backend, chain)
     if kernels is None:
-        method = {"scan": "scan", "reference": "loop"}.get(backend, "auto")
+        # Where kernels stood aside the loop answers: it lets NaN go no further than it must.
+        method = "auto" if chain_kernels(backend, chain) is None else "loop"
+        method = {"scan": "scan", "reference": "loop"}.get(backend, method)
         value = _reference_value(chain, gold, method)
         value = value if gold is None else -value
         return value.sum() if total else value
@@ -318,10 +334,12 @@ def marginals(chain: Chain, *, backend: str = "auto") -> Tensor:
     tensor([[[0.5000, 0.5000],
              [0.0000, 0.0000]]])
     """
-    kernels = chain_kernels(backend, chain)
+    kernels = trusted_kernels(backend, chain)
     if kernels is not None:
         ones = chain.emissions.new_ones(len(chain.emissions))
         return _Gradient.apply(kernels, chain, None, None, ones, *inputs_of(chain))[0]  # type: ignore[index]
+    if traced():
+        return torch.func.grad(lambda x: log_partition(chain._replace(emissions=x)).sum())(chain.emissions)
     create_graph = carries_graph(chain)
     with torch.enable_grad():
         emissions = chain.emissions if create_graph else chain.emissions.detach()
@@ -337,10 +355,21 @@ def expectation(p: Chain, q: Chain, *, backend: str = "auto") -> Tensor:
     >>> expectation(p, p._replace(emissions=torch.tensor([[[1.0, 3.0], [0.0, 0.0]]])))
     tensor([2.])
     """
-    kernels = chain_kernels(backend, p)
-    if kernels is None or isinstance(p.transitions, SparseTransitions) != isinstance(q.transitions, SparseTransitions):
+    kernels = trusted_kernels(backend, p)
+    alike = isinstance(p.transitions, SparseTransitions) == isinstance(q.transitions, SparseTransitions)
+    if kernels is None or not alike or trusted_kernels(backend, q) is None:
         return _reference(p).expectation(p, q)
     return _Expectation.apply(kernels, p, q, *inputs_of(p), *inputs_of(q))  # type: ignore[return-value]
+
+
+def fold(semiring: Semiring, chain: Chain, *others: Chain) -> Tensor:
+    """The sum over all labellings in an algebra, by plain PyTorch.
+
+    >>> from thalweg.kernels.semirings import Max
+    >>> fold(Max(), Chain(torch.ones(1, 3, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([2])))
+    tensor([2.])
+    """
+    return _reference(chain).fold(semiring, chain, *others)
 
 
 def score(chain: Chain, labels: Tensor) -> Tensor:
@@ -354,7 +383,7 @@ def score(chain: Chain, labels: Tensor) -> Tensor:
 
 
 def _decoder(backend: str, chain: Chain) -> Any:
-    return chain_kernels(backend, chain) or _reference(chain)
+    return trusted_kernels(backend, chain) or _reference(chain)
 
 
 @torch.no_grad()
@@ -399,7 +428,7 @@ def edge_marginals(chain: Chain, *, backend: str = "auto") -> Tensor:
     >>> edge_marginals(chain).flatten()
     tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
-    kernels = chain_kernels(backend, chain)
+    kernels = trusted_kernels(backend, chain)
     if kernels is None or carries_graph(chain):
         return _reference(chain).edge_marginals(chain)
     return kernels.edge_marginals(_plain(chain))

@@ -46,7 +46,7 @@ def _check_queries(queries: Tensor, stored: Tensor, heads: int, name: str) -> No
             f"`queries` must be (R, D) and `{name}` (.., .., 2, D) with keys and values, "
             f"got {tuple(asked)} and {tuple(shape)}"
         )
-    if heads < 1 or shape[3] % heads:
+    if type(heads) is not int or heads < 1 or shape[3] % heads:
         raise ShapeError(f"`heads` must divide the width {shape[3]}, got {heads}")
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "on_cpu",
     "search_kernels",
     "sparse_map_kernels",
+    "usual_defaults",
 ]
 
 # What `backend=` may say.
@@ -39,6 +40,18 @@ def on_cpu(x: Tensor) -> bool:
     True
     """
     return x.device.type == "cpu"
+
+
+_CPU = torch.device("cpu")
+
+
+def usual_defaults() -> bool:
+    """Whether new tensors are float32 on the CPU: compiled code makes its own, and follows their addresses.
+
+    >>> usual_defaults()
+    True
+    """
+    return torch.get_default_dtype() is torch.float32 and torch.get_default_device() == _CPU
 
 
 @cache
@@ -102,7 +115,7 @@ def decoding_kernels(x: Tensor) -> ModuleType | None:
     >>> decoding_kernels(torch.zeros(1, 1, dtype=torch.float64)) is None
     True
     """
-    if x.dtype != torch.float32 or not x.is_cpu or not x.numel() or not _installed("numba"):
+    if x.dtype != torch.float32 or not x.is_cpu or not x.numel() or not _installed("numba") or not usual_defaults():
         return None
     return _module("cpu.decoding")
 
@@ -114,7 +127,8 @@ def fixed_kernels(device: torch.device) -> ModuleType | None:
     >>> fixed_kernels(torch.device("cpu")) is None
     True
     """
-    return _module("gpu.decoding") if device.type == "cuda" and _installed("triton") else None
+    usual = device.type == "cuda" and torch.get_default_dtype() is torch.float32
+    return _module("gpu.decoding") if usual and _installed("triton") else None
 
 
 def mask_kernels(mask: Tensor) -> ModuleType | None:
@@ -133,7 +147,7 @@ def memory_kernels(x: Tensor) -> ModuleType | None:
     >>> memory_kernels(torch.zeros(1, 1, dtype=torch.float64)) is None
     True
     """
-    if x.dtype is not torch.float32 or not x.numel():
+    if x.dtype is not torch.float32 or not x.numel() or (x.is_cpu and not usual_defaults()):
         return None
     return _memories(x.device)
 
@@ -150,7 +164,8 @@ def search_kernels(device: torch.device) -> ModuleType | None:
     >>> search_kernels(torch.device("meta")) is None
     True
     """
-    return _module("cpu.search_program") if device.type == "cpu" and _installed("numba") else None
+    usual = device.type == "cpu" and usual_defaults()
+    return _module("cpu.search_program") if usual and _installed("numba") else None
 
 
 def sparse_map_kernels(x: Tensor) -> ModuleType | None:
@@ -162,6 +177,8 @@ def sparse_map_kernels(x: Tensor) -> ModuleType | None:
     """
     name = "gpu" if x.is_cuda else "cpu"
     if x.dtype not in (torch.float32, torch.float64) or not x.numel() or x.device.type != _DEVICE[name]:
+        return None
+    if x.is_cpu and not usual_defaults():
         return None
     return _sparse_maps(name)
 

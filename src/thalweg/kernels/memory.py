@@ -13,11 +13,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from thalweg.errors import ConfigError, ShapeError
-from thalweg.kernels.dispatch import memory_kernels
+from thalweg.kernels.dispatch import memory_kernels, on_cpu
 from thalweg.kernels.reference import memory as reference
 from thalweg.kernels.reference.memory import Settled
+from thalweg.kernels.room import enough_memory
 
 __all__ = ["Settled", "associate", "attend", "nearest", "settle", "settled"]
+
+_FEW_STEPS = 1000
 
 
 def _check(queries: Tensor, keys: Tensor, mask: Tensor | None, block: int | None, name: str = "keys") -> None:
@@ -33,14 +36,16 @@ def _check(queries: Tensor, keys: Tensor, mask: Tensor | None, block: int | None
             f"`mask` must be (N,) bool with N = {stored[0]}, True where a pattern is present, "
             f"got {tuple(mask.shape)} {mask.dtype}"
         )
-    if block is not None and block < 1:
-        raise ConfigError(f"`block` must be at least 1 pattern, got {block}")
+    if block is not None and (not isinstance(block, int) or block < 1):
+        raise ConfigError(f"`block` must be at least 1 pattern, got {block!r}")
 
 
 def _check_beta(beta: float | Tensor) -> None:
     if isinstance(beta, Tensor):
         if beta.dim():
             raise ShapeError(f"`beta` must be a number or a tensor of shape (), got {tuple(beta.shape)}")
+        if on_cpu(beta) and not torch._C._are_functorch_transforms_active():  # elsewhere a look is dear
+            _check_beta(beta.item())
     elif not 0 < beta < math.inf:
         raise ConfigError(f"`beta` must be positive and finite, got {beta}")
 
@@ -196,11 +201,12 @@ def settle(
     """
     _check(queries, patterns, mask, block, "patterns")
     _check_beta(beta)
-    if max_steps < 0 or math.isnan(tol):
+    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0 or math.isnan(tol):
         raise ConfigError(f"`max_steps` must be 0 or more and `tol` a number, got {max_steps} and {tol}")
     queries, patterns = queries.detach(), patterns.detach()
     kernels = _backend(queries, patterns, patterns)
-    return kernels.settle(queries, patterns, _number(beta), max_steps, tol, mask, block)
+    with enough_memory(len(queries) * max_steps, max_steps=max_steps):
+        return kernels.settle(queries, patterns, _number(beta), max_steps, tol, mask, block)
 
 
 def settled(queries: Tensor, patterns: Tensor, beta: float, max_steps: int, tol: float) -> Settled:
@@ -209,7 +215,9 @@ def settled(queries: Tensor, patterns: Tensor, beta: float, max_steps: int, tol:
     >>> settled(torch.tensor([[0.9, 0.2]]), torch.eye(2), 50.0, 10, 1e-4).steps
     tensor([2])
     """
-    return _backend(queries, patterns, patterns).settle(queries, patterns, beta, max_steps, tol, None, None)
+    if max_steps <= _FEW_STEPS:  # a small memory answers in less time than it takes to be careful about room
+        return _backend(queries, patterns, patterns).settle(queries, patterns, beta, max_steps, tol, None, None)
+    return settle(queries, patterns, beta=beta, max_steps=max_steps, tol=tol)
 
 
 def nearest(
@@ -233,7 +241,8 @@ def nearest(
     (tensor([[5.]]), tensor([[1]]))
     """
     _check(queries, keys, mask, block)
-    if k < 1:
-        raise ConfigError(f"`k` must be at least 1, got {k}")
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ConfigError(f"`k` must be an integer of at least 1, got {k!r}")
     queries, keys = queries.detach(), keys.detach()
-    return _backend(queries, keys, keys).nearest(queries, keys, k, mask, block)
+    with enough_memory(2 * len(queries) * k, k=k):
+        return _backend(queries, keys, keys).nearest(queries, keys, k, mask, block)

@@ -43,21 +43,43 @@ class SparseTransitions(NamedTuple):
                 "`sources`, `targets` and `scores` must be (E,) with the same E, "
                 f"got {tuple(sources.shape)}, {tuple(targets.shape)} and {tuple(scores.shape)}"
             )
-        keys = targets * size + sources
-        outside = (sources < 0) | (sources >= size) | (targets < 0) | (targets >= size)
-        if bool(outside.any()):
-            edge = int(outside.nonzero()[0])
-            raise ShapeError(
-                f"labels of edges must lie in 0..{size - 1}, "
-                f"got {int(sources[edge])} -> {int(targets[edge])} at edge {edge}"
-            )
-        keys, order = keys.sort()
+        keys, order = _keys(sources, targets, size).sort()
         if bool((keys[1:] == keys[:-1]).any()):
             twice = int(keys[1:][keys[1:] == keys[:-1]][0])
             raise ShapeError(
                 f"each edge may be listed once, got {twice % size} -> {twice // size} twice; add the scores up first"
             )
         return cls(sources[order], targets[order], scores[order], size)
+
+    def checked(self):
+        """The same with indices of its own, or a ShapeError: kernels follow them, and anyone can build this directly.
+
+        >>> SparseTransitions(torch.tensor([7]), torch.tensor([0]), torch.zeros(1), 2).checked()
+        Traceback (most recent call last):
+        ...
+        thalweg.errors.ShapeError: labels of edges must lie in 0..1, got 7 -> 0 at edge 0
+        """
+        sources, targets, scores, size = self
+        if not all(isinstance(x, Tensor) and x.dim() == 1 and len(x) == len(scores) for x in self[:3]):
+            shapes = ", ".join(str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__ for x in self[:3])
+            raise ShapeError(f"`sources`, `targets` and `scores` must be tensors (E,) with the same E, got {shapes}")
+        if sources.dtype != torch.long or targets.dtype != torch.long or not scores.is_floating_point():
+            raise ShapeError(
+                "`sources` and `targets` must be int64 and `scores` of a floating type, "
+                f"got {sources.dtype}, {targets.dtype} and {scores.dtype}"
+            )
+        if not sources.device == targets.device == scores.device:
+            raise ShapeError(
+                f"`sources` and `targets` must lie on {scores.device} as `scores` does, "
+                f"got {sources.device} and {targets.device}"
+            )
+        own = self._replace(sources=sources.clone(), targets=targets.clone())
+        keys = _keys(own.sources, own.targets, size)
+        if bool((keys[1:] <= keys[:-1]).any()):
+            raise ShapeError(
+                "edges must be distinct and sorted by target, then source; make them by SparseTransitions.of_edges"
+            )
+        return own
 
     @classmethod
     def of_dense(cls, transitions: Tensor):
@@ -101,6 +123,16 @@ class SparseTransitions(NamedTuple):
         return matrix.index_put((self.sources, self.targets), self.scores)
 
 
+def _keys(sources: Tensor, targets: Tensor, size: int) -> Tensor:
+    """The place of each edge in a matrix by target, then source; a ShapeError for labels out of range."""
+    outside = (sources < 0) | (sources >= size) | (targets < 0) | (targets >= size)
+    if bool(outside.any()):
+        edge = int(outside.nonzero()[0])
+        pair = f"{int(sources[edge])} -> {int(targets[edge])}"
+        raise ShapeError(f"labels of edges must lie in 0..{size - 1}, got {pair} at edge {edge}")
+    return targets * size + sources
+
+
 class Chain(NamedTuple):
     """Scores of B chains: score(y) = start[y_1] + sum_t emissions[t, y_t] + sum_t transitions[y_t, y_t+1] + end[y_L].
 
@@ -120,9 +152,9 @@ class Chain(NamedTuple):
     @property
     def steps(self) -> int:
         """T, the longest length that fits."""
-        return self.emissions.shape[1]
+        return self.emissions.shape[-2]
 
     @property
     def size(self) -> int:
         """C, the number of labels."""
-        return self.emissions.shape[2]
+        return self.emissions.shape[-1]

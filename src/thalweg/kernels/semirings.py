@@ -15,6 +15,7 @@ algebra       element of weight w                         product               
 `Max`         ``(...)``: score                            +                             max
 `KMax`        ``(k, ...)``: the k best scores, falling    best k of all pairwise sums   best k of all
 `Sample`      ``(...)``: log w                            +                             log-sum-exp, then a draw
+`Draw`        ``(...)``: log w                            +                             the same, as its gradient
 `Entropy`     ``(2, ...)``: log w, entropy                + on both                     see the class
 `Expectation` ``(2, ...)``: log w, expected value         + on both                     see the class
 ============  ==========================================  ============================  ======================
@@ -26,13 +27,14 @@ terms ``-inf``) passes gradient 0 to its terms.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from thalweg.errors import ShapeError
 
-__all__ = ["Axis", "Entropy", "Expectation", "KMax", "Log", "Max", "Sample", "Segments", "Semiring"]
+__all__ = ["Axis", "Draw", "Entropy", "Expectation", "KMax", "Log", "Max", "Sample", "Segments", "Semiring"]
 
 
 class Axis:
@@ -296,6 +298,43 @@ class Sample(Log):
         places = torch.arange(x.shape[-1], device=x.device)
         last = torch.where(probabilities > 0, places, 0).amax(-1)
         return torch.minimum(below, last), rank
+
+
+class _DrawnSum(torch.autograd.Function):
+    """Log-sum-exp whose gradient goes to one of the terms, drawn anew in each backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, over: Axis | Segments, generator: torch.Generator | None) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.rest = over, generator
+        return _log_sum(x, over)
+
+    @staticmethod
+    def backward(ctx: Any, *weights: Tensor):
+        (x,), (over, generator) = ctx.saved_tensors, ctx.rest
+        noise = torch.empty_like(x).exponential_(generator=generator).clamp_(min=torch.finfo(x.dtype).tiny).log_()
+        with torch.enable_grad():
+            # The greatest of log w_i plus Gumbel noise is i with probability w_i / sum.
+            noisy = (x - noise).detach().requires_grad_()
+            return torch.autograd.grad(over.first(noisy), noisy, weights[0])[0], None, None
+
+
+class Draw(Log):
+    """:class:`Sample` for any recursion: the gradient of the sum over structures marks the parts of one, drawn exactly.
+
+    Axes before the batch are independent draws.
+
+    >>> x = torch.tensor([0.0, 9.0, -math.inf], requires_grad=True)
+    >>> torch.autograd.grad(Draw(torch.Generator().manual_seed(0)).sum(x, -1), x)[0]
+    tensor([0., 1., 0.])
+    """
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self.generator = generator
+
+    def sum(self, x: Tensor, over: int | Axis | Segments) -> Tensor:
+        """Log-sum-exp."""
+        return _DrawnSum.apply(x, _over(over), self.generator)  # type: ignore[return-value]
 
 
 class _Pair(Semiring):

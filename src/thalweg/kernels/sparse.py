@@ -19,10 +19,19 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from thalweg.errors import ShapeError
 from thalweg.kernels.dispatch import sparse_map_kernels
 from thalweg.kernels.reference import sparse_maps as reference
 
-__all__ = ["ENTMAX", "K_SUBSETS", "NORMMAX", "Rule", "conjugate_of_rows", "loss_of_rows", "weights_of_rows"]
+__all__ = [
+    "ENTMAX",
+    "K_SUBSETS",
+    "NORMMAX",
+    "Rule",
+    "conjugate_of_rows",
+    "loss_of_rows",
+    "weights_of_rows",
+]
 
 Parameter = Tensor | float  # (R, 1), one for each row, or a number for all
 
@@ -214,12 +223,18 @@ def _in_parameter(ctx: Any, grad: Tensor, scores: Tensor, parameter: Any) -> Ten
         return torch.autograd.grad(-omega, own, grad, create_graph=again)[0]
 
 
+def _check_rows(scores: Tensor) -> None:
+    if len(scores.shape) != 2:
+        raise ShapeError(f"`scores` must be rows (R, N), got {tuple(scores.shape)}; `layers.sparse` takes other shapes")
+
+
 def weights_of_rows(scores: Tensor, parameter: Parameter, rule: Rule) -> Tensor:
     """argmax_p <p, s> - Omega(p) of rows ``(R, N)``; differentiable in the scores and a tensor parameter ``(R, 1)``.
 
     >>> weights_of_rows(torch.tensor([[1.0, 0.5, -3.0]]), 2.0, ENTMAX)
     tensor([[0.7500, 0.2500, 0.0000]])
     """
+    _check_rows(scores)
     if _transformed():
         return _TransformedWeights.apply(scores, parameter, rule)  # pyright: ignore
     return _Weights.apply(scores, parameter, rule)  # pyright: ignore
@@ -231,6 +246,7 @@ def conjugate_of_rows(scores: Tensor, parameter: Parameter, rule: Rule) -> Tenso
     >>> conjugate_of_rows(torch.tensor([[1.0, 1.0]]), 2.0, ENTMAX)
     tensor([1.2500])
     """
+    _check_rows(scores)
     if _transformed():
         # The same derivatives to every order: on the support s - grad Omega is constant, which the Jacobian takes to 0.
         p = weights_of_rows(scores, parameter, rule)
@@ -245,6 +261,8 @@ def loss_of_rows(scores: Tensor, gold: Tensor, parameter: Parameter, rule: Rule)
     >>> loss_of_rows(torch.tensor([[3.0, 1.0]]), torch.tensor([0]), 2.0, ENTMAX)
     tensor([0.])
     """
+    _check_rows(scores)
     if _transformed():
         return conjugate_of_rows(scores, parameter, rule) - scores.gather(1, gold.unsqueeze(1)).squeeze(1)
-    return _Conjugate.apply(scores, parameter, gold, rule)  # pyright: ignore
+    # A copy: the gradient must be that of the same gold.
+    return _Conjugate.apply(scores, parameter, gold.clone(), rule)  # pyright: ignore

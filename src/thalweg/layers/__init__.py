@@ -13,9 +13,21 @@ from thalweg.layers.convolution import (
 )
 from thalweg.layers.crf import CRF, KBest
 from thalweg.layers.dropout import Dropout
-from thalweg.layers.hopfield import Hopfield, HopfieldOptions
-from thalweg.layers.hopfield_convert import from_attention, from_hflayers
-from thalweg.layers.hopfield_learned import HopfieldLookup, HopfieldPooling
+from thalweg.layers.hopfield.convert import from_attention, from_hflayers
+from thalweg.layers.hopfield.layer import Hopfield, HopfieldOptions
+from thalweg.layers.hopfield.learned import HopfieldLookup, HopfieldPooling
+from thalweg.layers.hopfield.separation_maps import (
+    SEPARATIONS,
+    ChainMarginals,
+    ChainSparseMAP,
+    Entmax,
+    KSubsets,
+    NormMax,
+    Separation,
+    Softmax,
+    separation,
+)
+from thalweg.layers.low_precision import Precision, ReducedLinear, reduce_precision
 from thalweg.layers.multihead import Attended, CrossAttention, SelfAttention, mean_weights
 from thalweg.layers.norms import (
     POSITIONWISE,
@@ -32,18 +44,6 @@ from thalweg.layers.pointer import Pointer
 from thalweg.layers.positions import feature_positions, rotary_table, rotate, sinusoidal_table
 from thalweg.layers.recurrent import Cell, Recurrent, ResetBeforeGRU
 from thalweg.layers.recurrent_blocks import RecurrentBlock, RecurrentBlocks
-from thalweg.layers.reduced import Precision, ReducedLinear, reduce_precision
-from thalweg.layers.separations import (
-    SEPARATIONS,
-    ChainMarginals,
-    ChainSparseMAP,
-    Entmax,
-    KSubsets,
-    NormMax,
-    Separation,
-    Softmax,
-    separation,
-)
 from thalweg.layers.sparse import (
     entmax,
     entmax15,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, ShapeError, nearest
 from thalweg.kernels import on_cpu
-from thalweg.layers.separations import Separation, Softmax, separation
+from thalweg.layers.hopfield.separation_maps import Separation, Softmax, separation
 
 __all__ = ["ATTENTION_MAPS", "Attention", "AttentionScore", "Memory", "attention_map"]
 

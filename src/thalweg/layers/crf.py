@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, DataError, ShapeError, nearest
-from thalweg.inference.chain import LinearChain
-from thalweg.inference.chain_inputs import whole_lengths
-from thalweg.inference.tag_schemes import TagConstraints
+from thalweg.inference.structures.chain import LinearChain
+from thalweg.inference.structures.tag_schemes import TagConstraints
 from thalweg.kernels.masks import keeps_all, kept_lengths
-from thalweg.kernels.potentials import Chain
+from thalweg.kernels.tracing import uncompiled
 
 __all__ = ["CRF", "KBest"]
 
@@ -43,7 +42,7 @@ class KBest(NamedTuple):
 class _Kept(NamedTuple):
     """The positions that a mask keeps: how many, and where, None where they are the first."""
 
-    lengths: Tensor | None  # (B,)
+    lengths: list[int] | None  # B numbers, which the host has: asking a GPU for them again would wait
     order: Tensor | None  # (B, T): the kept positions in order, then the others
 
     def compact(self, x: Tensor) -> Tensor:
@@ -65,6 +64,7 @@ class _Kept(NamedTuple):
 _ALL = _Kept(None, None)
 
 
+@uncompiled
 class CRF(nn.Module):
     r"""Linear-chain conditional random field over tag sequences (Lafferty et al., 2001).
 
@@ -149,30 +149,19 @@ class CRF(nn.Module):
         """
         if reduction not in _REDUCTIONS:
             raise ConfigError(f"unknown reduction `{reduction}`; {nearest(reduction, _REDUCTIONS)}")
-        potentials, kept = self._potentials(emissions, mask)
+        chain, kept = self._chain(emissions, mask)
         if tags.shape != emissions.shape[:2]:
             raise ShapeError(
                 f"`tags` must be {self._layout} = {tuple(emissions.shape[:2])} as in `emissions`, "
                 f"got {tuple(tags.shape)}"
             )
         tags = kept.compact(self._batch_first(tags))
-        values = None
-        if reduction != "none" and self.backend == "auto":
-            values = LinearChain._total_of_layer(potentials, tags, self.low_memory)
-        if values is None:
-            values = self._log_prob(potentials, kept, tags)
-            values = values if reduction == "none" else values.sum()
+        values = chain.log_prob(tags) if reduction == "none" else chain.total_log_prob(tags)
+        if self.is_constrained and bool(torch.isneginf(values.detach()).any()):
+            self._explain(chain, kept, tags)
         if reduction in ("none", "sum"):
             return values
-        return values / (len(tags) if reduction == "mean" else potentials.lengths.sum())
-
-    def _log_prob(self, potentials: Chain, kept: _Kept, tags: Tensor) -> Tensor:
-        """log p(tags | emissions) of each item, or why the constraints forbid it."""
-        chain = self._distribution(potentials)
-        values = chain.log_prob(tags)
-        if self.is_constrained and bool(torch.isneginf(values.detach()).any()):
-            self._explain(chain, kept, tags, values)
-        return values
+        return values / (len(tags) if reduction == "mean" else chain.lengths.sum())
 
     def loss(self, emissions: Tensor, tags: Tensor, mask: Tensor | None = None) -> Tensor:
         """-log p(tags | emissions) of each item, ``(B,)``; arguments as in :meth:`forward`.
@@ -256,13 +245,6 @@ class CRF(nn.Module):
         return x if self.batch_first else x.transpose(0, 1)
 
     def _chain(self, emissions: Tensor, mask: Tensor | None) -> tuple[LinearChain, _Kept]:
-        potentials, kept = self._potentials(emissions, mask)
-        return self._distribution(potentials), kept
-
-    def _distribution(self, potentials: Chain) -> LinearChain:
-        return LinearChain._of_layer(potentials, backend=self.backend, low_memory=self.low_memory)
-
-    def _potentials(self, emissions: Tensor, mask: Tensor | None) -> tuple[Chain, _Kept]:
         shape = emissions.shape
         if len(shape) != 3 or shape[2] != self.num_tags:
             raise ShapeError(
@@ -273,12 +255,9 @@ class CRF(nn.Module):
         if self.is_constrained:
             transitions = transitions + self.get_buffer("_transitions_constraints")
             start, end = start + self.get_buffer("_start_constraints"), end + self.get_buffer("_end_constraints")
-        if not self.batch_first:
-            emissions = emissions.transpose(0, 1)
-        lengths = kept.lengths
-        if lengths is None:
-            lengths = whole_lengths(*emissions.shape[:2], emissions.device)
-        return Chain(kept.compact(emissions), transitions, start, end, lengths), kept
+        emissions = kept.compact(self._batch_first(emissions))
+        settings = {"lengths": kept.lengths, "backend": self.backend, "low_memory": self.low_memory}
+        return LinearChain(emissions, transitions, start=start, end=end, **settings), kept
 
     def _scores(self) -> tuple[Tensor, Tensor, Tensor]:
         """Scores of moves, first and last tags; by name they would take as long as all other checks together."""
@@ -310,13 +289,13 @@ class CRF(nn.Module):
         if least == mask.shape[1]:
             return _ALL
         if least > 0:
-            return _Kept(counts, None)
-        return _Kept(counts.abs(), (~mask).to(torch.uint8).argsort(dim=1, stable=True))
+            return _Kept(host, None)
+        return _Kept([abs(count) for count in host], (~mask).to(torch.uint8).argsort(dim=1, stable=True))
 
-    def _explain(self, chain: LinearChain, kept: _Kept, tags: Tensor, values: Tensor) -> None:
+    def _explain(self, chain: LinearChain, kept: _Kept, tags: Tensor) -> None:
         """Raise if the constraints are why a tag sequence has probability 0; scores of -inf have their own reasons."""
         moves, first, last = (self.get_buffer(f"_{name}_constraints") for name in ("transitions", "start", "end"))
-        for item in torch.isneginf(values).nonzero().flatten().tolist():
+        for item in torch.isneginf(chain.log_prob(tags)).nonzero().flatten().tolist():
             path = tags[item, : int(chain.lengths[item])].tolist()
             scores = [float(first[path[0]]), *(float(moves[i, j]) for i, j in pairwise(path)), float(last[path[-1]])]
             broken = [place for place, score in enumerate(scores) if score == float("-inf")]

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from thalweg.errors import ConfigError
 from thalweg.layers.attention import attention_map
+from thalweg.layers.hopfield.separation_maps import Separation, Softmax
 from thalweg.layers.positions import rotate
-from thalweg.layers.separations import Separation, Softmax
 
 __all__ = ["Attended", "CrossAttention", "SelfAttention", "head_weights", "mean_weights"]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Padded"]
+from thalweg.errors import ShapeError
+
+__all__ = ["Padded", "checked"]
 
 
 class Padded(NamedTuple):
@@ -37,3 +40,67 @@ class Padded(NamedTuple):
         """The same with tokens and mask on another device."""
         tokens, mask = (part.to(device, non_blocking=True) for part in (self.tokens, self.mask))
         return Padded(tokens, self.lengths, mask)
+
+
+def checked(source: Any, symbols: int, *, wait: bool = False) -> Padded:
+    """The source as a model with ``symbols`` source symbols may follow it, on the CPU a copy that no caller can change.
+
+    Raises :class:`ShapeError` unless it is a :class:`Padded` whose parts agree: lengths of 1 ... T, the mask that
+    belongs to them, symbols 0 ... ``symbols`` - 1, those of the padding too. Tokens and mask on another device are
+    taken as they are, the tokens looked at with ``wait``, because a look waits for it. Time O(B T).
+
+    >>> checked(Padded(torch.tensor([[5, 6]]), torch.tensor([3]), torch.ones(1, 2, dtype=torch.bool)), 10)
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ShapeError: `lengths` must be 1 ... 2, the width of `tokens`, got 3 for item 0; use thalweg.data.pad
+    """
+    if not isinstance(source, Padded) or not all(isinstance(part, Tensor) for part in source):
+        raise ShapeError(f"sources must be a Padded of tensors, got {type(source).__name__}; use thalweg.data.pad")
+    tokens, lengths, mask = source
+    B, T = shape = tokens.shape if tokens.dim() == 2 else (-1, 0)
+    if not (T or B == 0) or lengths.shape != (B,) or mask.shape != shape:
+        got = ", ".join(str(tuple(part.shape)) for part in source)
+        raise ShapeError(f"`tokens`, `lengths` and `mask` must be (B, T), (B,) and (B, T) with T >= 1, got {got}")
+    if not (_whole(tokens) and _whole(lengths) and mask.dtype is torch.bool):
+        got = ", ".join(str(part.dtype) for part in source)
+        raise ShapeError(f"`tokens`, `lengths` and `mask` must be int64, int64 and bool, got {got}")
+    lengths = _owned(lengths.cpu())
+    if B:
+        least, most = map(int, lengths.aminmax())
+        if least < 1 or most > T:
+            wrong = least if least < 1 else most
+            item = int((lengths == wrong).nonzero()[0])
+            raise ShapeError(
+                f"`lengths` must be 1 ... {T}, the width of `tokens`, got {wrong} for item {item}; use thalweg.data.pad"
+            )
+    if not (tokens.is_cpu and mask.is_cpu):
+        if wait:
+            _check_symbols(tokens.cpu(), symbols)
+        return Padded(tokens, lengths, mask)
+    # In NumPy: for one source a call of torch takes longer than what it does.
+    tokens, real = _owned(tokens), torch.from_numpy(np.arange(T) < lengths.numpy()[:, None])
+    _check_symbols(tokens, symbols)
+    if not torch.equal(mask, real):
+        raise ShapeError("`mask` must be true at the first `lengths` positions alone; use thalweg.data.pad")
+    return Padded(tokens, lengths, real)
+
+
+def _check_symbols(tokens: Tensor, symbols: int) -> None:
+    if not tokens.numel():
+        return
+    least, most = map(int, tokens.aminmax())
+    if least < 0 or most >= symbols:
+        wrong = least if least < 0 else most
+        item, place = (tokens == wrong).nonzero()[0].tolist()
+        raise ShapeError(
+            f"`tokens` must be source symbols 0 ... {symbols - 1}, got {wrong} at item {item}, position {place}; "
+            "encode with the alphabet that the model was built for"
+        )
+
+
+def _owned(x: Tensor) -> Tensor:
+    return x.clone() if x.dtype is torch.long else x.long()
+
+
+def _whole(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype is torch.bool)

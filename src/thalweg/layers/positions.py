@@ -9,7 +9,14 @@ from torch import Tensor
 
 from thalweg.errors import ConfigError
 
-__all__ = ["feature_positions", "rotary_table", "rotate", "sinusoidal_table"]
+__all__ = [
+    "feature_positions",
+    "kept_rotary_table",
+    "kept_sinusoidal_table",
+    "rotary_table",
+    "rotate",
+    "sinusoidal_table",
+]
 
 _BASE = 10000.0
 _SHORTEST = 256
@@ -20,12 +27,24 @@ def sinusoidal_table(length: int, width: int, *, dtype: torch.dtype, device: tor
 
     .. math:: e_{p,i} = \sin(p \, 10000^{-2i/D}), \qquad e_{p, D/2+i} = \cos(p \, 10000^{-2i/D}), \quad i < D/2
 
-    Sines first, then cosines, as Marian's models have it. Computed in float64, cut to ``dtype``, and kept: a later
-    call with a smaller or similar length returns the same tensor, which nobody may change.
+    Sines first, then cosines, as Marian's models have it. Computed in float64 and cut to ``dtype``. The caller's own:
+    models share one that is kept.
 
     >>> sinusoidal_table(2, 4, dtype=torch.float32, device="cpu")[:2]
     tensor([[0.0000, 0.0000, 1.0000, 1.0000],
             [0.8415, 0.0100, 0.5403, 0.9999]])
+    """
+    kept = kept_sinusoidal_table(length, width, dtype=dtype, device=device)
+    with torch.inference_mode(False):
+        return kept.clone()
+
+
+def kept_sinusoidal_table(length: int, width: int, *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """:func:`sinusoidal_table` as all models share it: the same tensor for similar lengths, which nobody may change.
+
+    >>> table = kept_sinusoidal_table(2, 4, dtype=torch.float32, device="cpu")
+    >>> table is kept_sinusoidal_table(3, 4, dtype=torch.float32, device="cpu")
+    True
     """
     if width % 2:
         raise ConfigError(f"sinusoidal positions need an even width, got {width}; choose learned positions")
@@ -35,12 +54,24 @@ def sinusoidal_table(length: int, width: int, *, dtype: torch.dtype, device: tor
 def rotary_table(length: int, width: int, *, dtype: torch.dtype, device: torch.device | str) -> tuple[Tensor, Tensor]:
     r"""Cosines and sines of p 10000^{-2i/d} for positions p and i < d/2: two tensors ``(P, d/2)``.
 
-    At least ``length`` positions; kept between calls as :func:`sinusoidal_table` keeps its own. ``width`` is d, that
-    of one head.
+    At least ``length`` positions. ``width`` is d, that of one head.
 
     >>> cos, sin = rotary_table(10, 8, dtype=torch.float32, device="cpu")
     >>> cos.shape[1], sin[0].tolist()
     (4, [0.0, 0.0, 0.0, 0.0])
+    """
+    cos, sin = kept_rotary_table(length, width, dtype=dtype, device=device)
+    with torch.inference_mode(False):
+        return cos.clone(), sin.clone()
+
+
+def kept_rotary_table(
+    length: int, width: int, *, dtype: torch.dtype, device: torch.device | str
+) -> tuple[Tensor, Tensor]:
+    """:func:`rotary_table` as all models share it; see :func:`kept_sinusoidal_table`.
+
+    >>> kept_rotary_table(10, 8, dtype=torch.float32, device="cpu")[0].shape[1]
+    4
     """
     if width % 2:
         raise ConfigError(f"rotary positions need heads of an even width, got {width}; change width or heads")

@@ -12,9 +12,18 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ConfigError, ShapeError
+from thalweg.inference.search.protocol import real
 from thalweg.kernels.dispatch import on_cpu
 from thalweg.kernels.reference.sparse_maps import softmax as _softmax
-from thalweg.kernels.sparse import ENTMAX, K_SUBSETS, NORMMAX, Rule, conjugate_of_rows, loss_of_rows, weights_of_rows
+from thalweg.kernels.sparse import (
+    ENTMAX,
+    K_SUBSETS,
+    NORMMAX,
+    Rule,
+    conjugate_of_rows,
+    loss_of_rows,
+    weights_of_rows,
+)
 
 __all__ = [
     "entmax",
@@ -199,6 +208,9 @@ def k_subsets_loss(scores: Tensor, gold: Tensor, k: int) -> Tensor:
     """
     _check_scores(scores)
     _check_k(k, scores, -1)
+    if not isinstance(k, int) or not isinstance(gold, Tensor):
+        got = f"{k!r} and {type(gold).__name__}"
+        raise ShapeError(f"`k` must be a whole number and `gold` a tensor, got {got}; subsets have 1 ... C entries")
     if scores.dtype in _HALF:
         return k_subsets_loss(scores.float(), gold, k).to(scores.dtype)
     hot = _multi_hot(scores, gold, k)
@@ -209,43 +221,72 @@ def k_subsets_loss(scores: Tensor, gold: Tensor, k: int) -> Tensor:
 
 
 def _multi_hot(scores: Tensor, gold: Tensor, k: int) -> Tensor:
+    """``gold`` as (B, C) bool. On a GPU, where a look is dear, only its shape is looked at."""
     rows, size = scores.shape
-    if gold.dtype == torch.int64 and gold.shape == (rows, k):
-        if k < size or (on_cpu(gold) and bool((gold > 1).any())) or k == 1:
-            return torch.zeros(rows, size, dtype=torch.bool, device=scores.device).scatter_(1, gold, True)
-        return torch.ones_like(scores, dtype=torch.bool)  # all entries, however that is said
-    if gold.shape != scores.shape:
+    seen = on_cpu(gold)
+    # All entries may be said either way, by k numbers or by k ones.
+    whole = k == size and gold.shape == scores.shape and (not seen or bool((gold == 1).all()))
+    if gold.dtype == torch.int64 and gold.shape == (rows, k) and not whole:
+        if seen and not bool(((gold >= 0) & (gold < size)).all()):
+            raise ShapeError(f"`gold` must lie in 0..{size - 1} (0..C-1), got {int(gold.min())}..{int(gold.max())}")
+        hot = torch.zeros(rows, size, dtype=torch.bool, device=scores.device).scatter_(1, gold, True)
+    elif gold.shape == scores.shape:
+        hot = torch.ones_like(scores, dtype=torch.bool) if whole else gold.bool()
+        if seen and not bool((gold == hot).all()):
+            raise ShapeError("`gold` of shape (B, C) must be multi-hot, 0 or 1, got other numbers")
+    else:
         raise ShapeError(
             f"`gold` must be (B, k) = ({rows}, {k}) int64 or multi-hot (B, C) = ({rows}, {size}), "
             f"got {tuple(gold.shape)} {gold.dtype}"
         )
-    return gold.bool()
+    if seen:
+        count = hot.sum(dim=1)
+        wrong = (count != k).nonzero()
+        if len(wrong):
+            row = int(wrong[0])
+            raise ShapeError(
+                f"`gold` must be k = {k} different entries of every row, got {int(count[row])} in row {row}"
+            )
+    return hot
 
 
 def _alpha(alpha: float | Tensor, name: str = "entmax") -> float | Tensor:
-    least = "at least 1" if name == "entmax" else "more than 1"
     if not isinstance(alpha, Tensor):
-        alpha = float(alpha)
-        wrong = not 1.0 <= alpha < float("inf") or (alpha == 1.0 and name != "entmax")
-    else:
-        wrong = False
-        if on_cpu(alpha) and alpha.numel():  # elsewhere a look is dear
-            smallest = alpha.detach().amin().item()
-            wrong = not (smallest >= 1.0 if name == "entmax" else smallest > 1.0)
-    if wrong:
-        raise ConfigError(f"`alpha` of {name} must be {least} and finite, got {alpha}")
-    return alpha
+        least = most = number = real(alpha)
+    elif on_cpu(alpha) and alpha.numel():
+        number, (least, most) = alpha, (end.item() for end in alpha.detach().aminmax())
+    else:  # elsewhere a look is dear
+        return alpha
+    if not (least >= 1.0 and most < float("inf")) or (least == 1.0 and name != "entmax"):
+        bound = "at least 1" if name == "entmax" else "more than 1"
+        got = f"{least} ... {most}" if isinstance(alpha, Tensor) else repr(alpha)
+        raise ConfigError(f"`alpha` of {name} must be {bound} and finite, got {got}")
+    return number
 
 
 def _check_k(k: float, scores: Tensor, dim: int) -> None:
+    _check_axis(scores, dim)
     size = scores.shape[dim] if scores.dim() else 1
-    if isinstance(k, bool) or not 0 < k <= size:
+    if not 0 < real(k) <= size:
         raise ConfigError(
             f"`k` must be more than 0 and at most N = {size}, the size of `scores` along the axis, got {k}"
         )
 
 
+def _check_numbers(scores: Tensor) -> None:
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        got = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+        raise ShapeError(f"`scores` must be a tensor of floating point, got {got}; use scores.float()")
+
+
+def _check_axis(scores: Tensor, dim: int) -> None:
+    _check_numbers(scores)
+    if not isinstance(dim, int) or not -max(1, scores.dim()) <= dim < max(1, scores.dim()):
+        raise ShapeError(f"`dim` must be an axis of `scores`, which has shape {tuple(scores.shape)}, got {dim!r}")
+
+
 def _check_scores(scores: Tensor) -> None:
+    _check_numbers(scores)
     if scores.dim() != 2:
         raise ShapeError(f"`scores` must be (B, C), got {tuple(scores.shape)}")
 
@@ -263,8 +304,6 @@ def _parameter(alpha: Tensor, scores: Tensor) -> Tensor:
 
 def _in_rows(scores: Tensor, parameter: float | Tensor) -> tuple[Tensor, float | Tensor]:
     """Scores (..., N) as contiguous rows (R, N) of a type that is computed in, and the parameter for each row."""
-    if not scores.is_floating_point():
-        raise ShapeError(f"`scores` must be floating point, got {scores.dtype}; use scores.float()")
     if scores.dtype in _HALF:
         scores = scores.float()
     if isinstance(parameter, Tensor):
@@ -275,6 +314,7 @@ def _in_rows(scores: Tensor, parameter: float | Tensor) -> tuple[Tensor, float |
 
 
 def _mapped(scores: Tensor, parameter: float | Tensor, dim: int, rule: Rule) -> Tensor:
+    _check_axis(scores, dim)
     if not scores.dim():
         return _mapped(scores.unsqueeze(0), parameter, 0, rule).squeeze(0)
     moved = scores
@@ -297,10 +337,9 @@ def _mapped(scores: Tensor, parameter: float | Tensor, dim: int, rule: Rule) -> 
 
 def _loss(scores: Tensor, gold: Tensor, alpha: float | Tensor) -> Tensor:
     _check_scores(scores)
-    if gold.shape != scores.shape[:1] or gold.dtype != torch.int64:
-        raise ShapeError(
-            f"`gold` must be (B,) int64 with B = {scores.shape[0]} as in `scores`, got {tuple(gold.shape)} {gold.dtype}"
-        )
+    if not isinstance(gold, Tensor) or gold.shape != scores.shape[:1] or gold.dtype != torch.int64:
+        got = f"{tuple(gold.shape)} {gold.dtype}" if isinstance(gold, Tensor) else type(gold).__name__
+        raise ShapeError(f"`gold` must be (B,) int64 with B = {scores.shape[0]} as in `scores`, got {got}")
     rows, alpha = _in_rows(scores, alpha)
     value = loss_of_rows(rows, gold, alpha, ENTMAX)
     return value if value.dtype == scores.dtype else value.to(scores.dtype)

@@ -1,11 +1,13 @@
 """What teaches: losses, optimisers and schedules, the trainer, checkpoints."""
 
-from thalweg.learning import contrasts, densities, losses, structured_losses
+from thalweg.learning import losses
 from thalweg.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from thalweg.learning.class_losses import ClassLoss, class_loss
+from thalweg.learning.losses import contrasts, densities
+from thalweg.learning.losses import structured as structured_losses
+from thalweg.learning.losses.classes import ClassLoss, class_loss
+from thalweg.learning.losses.sequences import SequenceLoss
 from thalweg.learning.optimisers import Decayed, build_optimiser, decay_groups
-from thalweg.learning.sequence_losses import SequenceLoss
-from thalweg.learning.settings import ClassTraining, TrainerConfig, TrainingConfig
+from thalweg.learning.settings import ClassTraining, Moment, TrainerConfig, TrainingConfig
 from thalweg.learning.trainer import Trainer
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "ClassLoss",
     "ClassTraining",
     "Decayed",
+    "Moment",
     "SequenceLoss",
     "Trainer",
     "TrainerConfig",

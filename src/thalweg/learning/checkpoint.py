@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,22 +9,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.errors import CheckpointError
+from thalweg.files import TensorFormat, read_tensors, write_tensors
 
 __all__ = [
     "FORMAT",
+    "LAST",
+    "MODEL",
     "Checkpoint",
     "flatten_optimiser",
     "load_checkpoint",
     "restore_optimiser",
     "save_checkpoint",
-    "write_atomically",
 ]
 
 FORMAT = 1
 """Version of the layout written here; files with a higher one are refused."""
 
-_KIND = "thalweg"
+MODEL, LAST = "model.safetensors", "last.safetensors"
+"""The files of a run: its best model, and what its training goes on from."""
+
+_FILES = TensorFormat(
+    kind="thalweg",
+    version=FORMAT,
+    name="a checkpoint",
+    absent="train first or name another run directory",
+    damaged="restore it from a copy or train again",
+    other="name a run directory",
+)
 
 
 @dataclass(frozen=True)
@@ -46,41 +54,16 @@ class Checkpoint:
         return {name[len(prefix) :]: t for name, t in self.tensors.items() if name.startswith(prefix)}
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data``: a reader, or a kill at any moment, sees the old file or the new one, whole.
-
-    >>> write_atomically(Path(tempfile.mkdtemp()) / "x.json", b"{}")
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        # mkstemp makes the file private; a run directory's files follow the user's umask like any other.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.fchmod(handle, 0o666 & ~umask)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; tensors that share storage are stored once per name.
+    """Write a checkpoint, atomically; tensors that share storage are stored once per name.
 
+    >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "model.safetensors"
     >>> save_checkpoint(path, Checkpoint({"weight": torch.ones(2)}, {"epoch": 3}))
     >>> load_checkpoint(path).meta["epoch"]
     3
     """
-    from safetensors.torch import save
-
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in checkpoint.tensors.items()}
-    meta = {"kind": _KIND, "format": str(FORMAT), "meta": json.dumps(checkpoint.meta, ensure_ascii=False)}
-    write_atomically(path, save(tensors, metadata=meta))
+    write_tensors(path, checkpoint.tensors, checkpoint.meta, _FILES)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -91,39 +74,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     ...
     thalweg.errors.CheckpointError: absent.safetensors: expected a checkpoint, got no such file; train first or ...
     """
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise CheckpointError(
-            f"{path}: expected a checkpoint, got no such file; train first or name another run directory"
-        )
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            header = file.metadata() or {}
-            _check_header(path, header)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: expected a whole safetensors file, got one that cannot be read ({error}); "
-            "restore it from a copy or train again"
-        ) from None
-    try:
-        meta = dict(json.loads(header["meta"]).items())
-    except (KeyError, ValueError, AttributeError):
-        raise CheckpointError(f"{path}: the checkpoint's metadata is damaged; restore it or train again") from None
-    return Checkpoint(tensors, meta)
-
-
-def _check_header(path: Path, header: dict[str, str]) -> None:
-    if header.get("kind") != _KIND:
-        raise CheckpointError(
-            f"{path}: expected a Thalweg checkpoint, got a safetensors file of another kind; name a run directory"
-        )
-    version = header.get("format", "0")
-    if not version.isdigit() or int(version) > FORMAT:
-        raise CheckpointError(
-            f"{path}: expected checkpoint format {FORMAT} or older, got {version}; upgrade thalweg to read it"
-        )
+    return Checkpoint(*read_tensors(path, _FILES))
 
 
 def flatten_optimiser(optimiser: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:

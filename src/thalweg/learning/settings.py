@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, Self, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 from thalweg.errors import ConfigError, nearest
 from thalweg.learning.optimisers import Decayed, ForcingSchedule, OptimiserName, ScheduleName, teacher_forcing_at
+from thalweg.limits import ANSWERS, COUNT, SEED, check_numbers
 from thalweg.metrics import metric_direction
 
-__all__ = ["CLASS_METRICS", "ClassLossName", "ClassTraining", "LossName", "TrainerConfig", "TrainingConfig"]
+__all__ = ["CLASS_METRICS", "ClassLossName", "ClassTraining", "LossName", "Moment", "TrainerConfig", "TrainingConfig"]
 
 LossName = Literal["nll", "margin", "risk", "softmax_margin", "mce"]
 """``nll`` goes symbol by symbol; the others are over lists of a model's best answers, see ``sequence_losses``."""
@@ -30,8 +31,23 @@ ClassLossName = Literal[
 ]
 """Losses of class energies, see ``class_losses``."""
 
+# Of any machine; whether this one can start them is asked when training begins.
+_THREADS = 4096
+
 CLASS_METRICS = ("accuracy", "f1", "loss", "ece")
 """What is measured of a classifier after each epoch."""
+
+
+class Moment(NamedTuple):
+    """Where a training is: the epoch and step from 0, and the ``share`` in [0, 1] of all steps that is done.
+
+    >>> Moment(epoch=0, step=5, share=0.5).share
+    0.5
+    """
+
+    epoch: int
+    step: int
+    share: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +108,11 @@ class TrainerConfig:
     checkpoint_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self._check_least(1, "batch_size", "checkpoint_every")
-        self._check_least(0, "epochs", "weight_decay", "momentum", "clip", "warmup", "patience", "plateau_patience")
-        self._check_least(0, "seed", "threads", "checkpoint_seconds")
+        self._check(1, COUNT, "batch_size", "checkpoint_every")
+        self._check(0, COUNT, "epochs", "warmup", "patience", "plateau_patience")
+        self._check(0, SEED, "seed")
+        self._check(0, _THREADS, "threads")
+        self._check(0, math.inf, "weight_decay", "momentum", "clip", "checkpoint_seconds", whole=False)
         if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
             raise ConfigError(f"training.learning_rate must be positive, got {self.learning_rate}")
         for name in ("label_smoothing", "average"):
@@ -105,24 +123,13 @@ class TrainerConfig:
                 raise ConfigError(f"training.{name} must be in (0, 1), got {getattr(self, name)}")
         metric_direction(self.metric)
 
-    def _check_least(self, least: int, *names: str) -> None:
-        for name in names:
-            if not getattr(self, name) >= least:  # NaN too
-                bound = "at least 1" if least else "0 or more"
-                raise ConfigError(f"training.{name} must be {bound}, got {getattr(self, name)}")
+    def _check(self, least: float, most: float, *names: str, whole: bool = True) -> None:
+        check_numbers(self, "training", least, most, *names, whole=whole)
 
     def _check_name(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
         if value not in choices:
             raise ConfigError(f"training.{name} `{value}` is not known; {nearest(str(value), choices)}")
-
-    def forcing_at(self, share: float) -> float | None:
-        """Teacher forcing when ``share`` in [0, 1] of the training is done; None where there is no such thing.
-
-        >>> TrainerConfig().forcing_at(0.5) is None
-        True
-        """
-        return None
 
     def planned(self, batches: int) -> Self:
         """The same with the number of epochs settled for so many batches an epoch.
@@ -179,7 +186,7 @@ class TrainingConfig(TrainerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_least(0, "batch_tokens")
+        self._check(0, COUNT, "batch_tokens")
         for name in ("teacher_forcing", "teacher_forcing_end"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"training.{name} must be in [0, 1], got {getattr(self, name)}")
@@ -191,9 +198,10 @@ class TrainingConfig(TrainerConfig):
 
     def _check_loss(self) -> None:
         self._check_name("loss", get_args(LossName))
-        self._check_least(1, "loss_width")
+        self._check(1, ANSWERS, "loss_width")
         if self.loss_after < -1:
             raise ConfigError(f"training.loss_after must be 0 or more, or -1 for half, got {self.loss_after}")
+        self._check(-1, COUNT, "loss_after")
         for name in ("nll_weight", "loss_margin"):
             if not 0 <= getattr(self, name) < math.inf:  # NaN too
                 raise ConfigError(f"training.{name} must be 0 or more and finite, got {getattr(self, name)}")

@@ -14,8 +14,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from thalweg.errors import CheckpointError, ConfigError, ThalwegError
+from thalweg.errors import ConfigError, ThalwegError
+from thalweg.files import making_sense
 from thalweg.learning.checkpoint import (
+    LAST,
+    MODEL,
     Checkpoint,
     flatten_optimiser,
     load_checkpoint,
@@ -28,7 +31,7 @@ from thalweg.learning.optimisers import (
     build_optimiser,
     learning_rate_factor,
 )
-from thalweg.learning.settings import TrainerConfig
+from thalweg.learning.settings import Moment, TrainerConfig
 from thalweg.metrics import metric_direction
 
 __all__ = ["Batched", "Progress", "Trainer", "Watch", "resolve_device"]
@@ -94,6 +97,23 @@ class Progress:
     plateau: list[float] = field(default_factory=lambda: [1.0, 0])
     finished: str = ""
 
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Progress:
+        """What a checkpoint holds, of the right types and ranges; else a ``ValueError``.
+
+        >>> Progress.from_json({"epoch": 2}).epoch
+        2
+        """
+        progress = cls(**stored)
+        for name, usual in vars(cls()).items():
+            value = getattr(progress, name)
+            known = usual is None if value is None else _like(value, 0.0 if usual is None else usual)
+            if not known:
+                raise ValueError(f"progress.{name} cannot be {str(value)[:40]}")
+        if len(progress.plateau) != 2 or not all(_like(each, 0.0) and 0 <= each < 2**63 for each in progress.plateau):
+            raise ValueError("progress.plateau must be two numbers")
+        return progress
+
     def better(self, value: float, *, higher: bool, loss: float | None = None) -> bool:
         """Whether ``value`` beats the best so far; a tie goes to the lower ``loss``, NaN never wins."""
         if math.isnan(value):
@@ -104,14 +124,23 @@ class Progress:
         return value > self.best_value if higher else value < self.best_value
 
 
+def _like(value: object, usual: object) -> bool:
+    """Whether a stored value is of the kind of a usual one; whole numbers are no larger than tensors can hold."""
+    if isinstance(value, bool) or (isinstance(value, int) and abs(value) >= 2**63):
+        return False
+    if isinstance(usual, float):
+        return isinstance(value, int | float)
+    return isinstance(value, type(usual)) and (not isinstance(value, int) or value >= 0)
+
+
 class Trainer:
     """Trains a model on batches, keeps the best by a dev metric, and can be stopped and resumed at any step.
 
     Args:
         model: trained in place.
         config: how.
-        loss: ``(model, batch, teacher_forcing) -> (sum of losses, number of terms)``; the step minimises their ratio.
-            Teacher forcing is 1 where the config has none.
+        loss: ``(model, batch, moment) -> (sum of losses, number of terms)``; the step minimises their ratio. What its
+            ``logged(moment)`` gives, if it has that, joins the ``epoch`` event.
         evaluate: ``model -> {metric: value}`` on the dev data; must not draw from torch's global generator.
         directory: where ``model.safetensors`` (best) and ``last.safetensors`` (to resume) go.
         meta: JSON metadata that makes ``model.safetensors`` self-contained.
@@ -124,8 +153,23 @@ class Trainer:
     Same seed and machine give the same weights; a resumed run ends with the same bits as an uninterrupted one on the
     CPU, because the checkpoint holds weights, optimiser, average, random state and the place in the epoch.
 
-    >>> Trainer.__name__
-    'Trainer'
+    >>> class Lines:  # y = 2 x, one batch an epoch
+    ...     def __len__(self):
+    ...         return 1
+    ...
+    ...     def iterate(self, n, start=0):
+    ...         yield from [torch.tensor([[1.0, 2.0], [3.0, 6.0]])][start:]
+    >>> import tempfile
+    >>> trainer = Trainer(
+    ...     nn.Linear(1, 1),
+    ...     TrainerConfig(epochs=2, device="cpu"),
+    ...     loss=lambda model, batch, moment: ((model(batch[:, :1]) - batch[:, 1:]).square().sum(), len(batch)),
+    ...     evaluate=lambda model: {"loss": 0.0},
+    ...     directory=Path(tempfile.mkdtemp()),
+    ...     meta={},
+    ... )
+    >>> trainer.fit(Lines()).finished
+    'epochs'
     """
 
     def __init__(
@@ -133,7 +177,7 @@ class Trainer:
         model: nn.Module,
         config: TrainerConfig,
         *,
-        loss: Callable[[nn.Module, Any, float], tuple[Tensor, int]],
+        loss: Callable[[nn.Module, Any, Moment], tuple[Tensor, int]],
         evaluate: Callable[[nn.Module], dict[str, float]],
         directory: Path,
         meta: dict[str, Any],
@@ -170,7 +214,7 @@ class Trainer:
             moving = [name for name, value in followed.items() if value.is_floating_point()]
             self._averaged = [self.average[name] for name in moving]
             self._followed = [followed[name] for name in moving]
-        self._forcing = config.forcing_at(0.0)
+        self._moment = Moment(0, 0, 0.0)
         self._stop = threading.Event()
         # On CUDA a loss is only looked at now and then: each look would make the device wait for the next step.
         self._lazy = self.fabric.device.type == "cuda" and config.precision != "16-mixed"
@@ -228,11 +272,11 @@ class Trainer:
         factor = plateau * learning_rate_factor(config.schedule, progress.step, warmup=config.warmup, total=total)
         for group in self.optimiser.param_groups:
             group["lr"] = config.learning_rate * factor
-        self._forcing = config.forcing_at(progress.step / max(1, total - 1))
+        self._moment = Moment(progress.epoch, progress.step, progress.step / max(1, total - 1))
         watch = self.watch if self.watch is not None and progress.step % self.watch.every == 0 else None
         if watch is not None:
             watch.begin(self.raw)
-        summed, terms = self.loss(self.model, batch, 1.0 if self._forcing is None else self._forcing)
+        summed, terms = self.loss(self.model, batch, self._moment)
         self.optimiser.zero_grad(set_to_none=True)
         self.fabric.backward(summed / terms)
         if watch is not None:
@@ -297,6 +341,8 @@ class Trainer:
         """Evaluate, keep the best, log, checkpoint, decide whether to go on."""
         progress = self.progress
         began = time.perf_counter()
+        if not (self.directory / LAST).exists():
+            self._save_last()  # a model is never there without what its training goes on from
         self.raw.eval()
         with self._averaged_weights(), torch.no_grad():
             metrics = self.evaluate(self.raw)
@@ -326,7 +372,7 @@ class Trainer:
         if not progress.better(value, higher=metric_direction(config.metric), loss=loss):
             return False
         meta = {**self.meta, "epoch": progress.epoch + 1, "metrics": metrics}
-        save_checkpoint(self.directory / "model.safetensors", Checkpoint(dict(self.raw.state_dict()), meta))
+        save_checkpoint(self.directory / MODEL, Checkpoint(dict(self.raw.state_dict()), meta))
         progress.best_value, progress.best_loss = value, loss
         progress.best_epoch, progress.best_metrics = progress.epoch + 1, metrics
         return True
@@ -339,7 +385,7 @@ class Trainer:
             "step": progress.step,
             "loss": progress.loss_sum / max(1.0, progress.loss_count),
             "learning_rate": self.optimiser.param_groups[0]["lr"],
-            **({} if self._forcing is None else {"teacher_forcing": self._forcing}),
+            **getattr(self.loss, "logged", lambda _: {})(self._moment),
             **({"gradient_norm": progress.norm_sum / progress.norm_count} if progress.norm_count else {}),
             "seconds": progress.seconds,
             "train_seconds": progress.epoch_seconds,
@@ -392,14 +438,14 @@ class Trainer:
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
         meta = {**self.meta, "progress": vars(self.progress)}
-        save_checkpoint(self.directory / "last.safetensors", Checkpoint(tensors, meta))
+        save_checkpoint(self.directory / LAST, Checkpoint(tensors, meta))
         self._saved = time.monotonic()
 
     def _restore(self) -> None:
-        path = self.directory / "last.safetensors"
+        path = self.directory / LAST
         checkpoint = load_checkpoint(path)
-        try:
-            self.progress = Progress(**checkpoint.meta["progress"])
+        with making_sense(path, "does not fit this config", "resume with the config it was trained with"):
+            self.progress = Progress.from_json(checkpoint.meta["progress"])
             # A finished run goes on when it is given more epochs or patience.
             self.progress.finished = self._reason_to_end()
             self.raw.load_state_dict(checkpoint.part("model."))
@@ -410,11 +456,6 @@ class Trainer:
             torch.set_rng_state(checkpoint.tensors["random.cpu"])
             if self.device.type == "cuda" and "random.cuda" in checkpoint.tensors:
                 torch.cuda.set_rng_state(checkpoint.tensors["random.cuda"], self.device)
-        except (KeyError, TypeError, RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise CheckpointError(
-                f"{path}: does not fit this config ({reason}); resume with the config it was trained with"
-            ) from None
 
 
 @contextmanager

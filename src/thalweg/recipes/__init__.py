@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import ConfigError, nearest
-from thalweg.learning.checkpoint import load_checkpoint, write_atomically
+from thalweg.files import write_atomically
+from thalweg.learning.checkpoint import load_checkpoint
 from thalweg.metrics import Score
 from thalweg.recipes.experiments import Order, build_settings, perform
-from thalweg.tasks.config import SearchConfig, build_config, read_config
-from thalweg.tasks.evaluation import evaluate
-from thalweg.tasks.registry import Task, task_of
+from thalweg.tasks.base import Task
+from thalweg.tasks.config import read_config
+from thalweg.tasks.registry import load, task_of
 from thalweg.tasks.report import write_report
-from thalweg.tasks.resuming import as_begun
-from thalweg.tasks.transducer import load
+from thalweg.tasks.runs import as_begun
 
 __all__ = ["Recipe", "RecipeResult", "list_recipes", "load_recipe", "run_recipe"]
 
@@ -41,11 +41,11 @@ class Recipe:
         published: metric -> figure published elsewhere (may be empty).
         seeds: one run each.
         config: settings of a run of any task.
-        evaluations: what is measured after training: ``data``, ``k``, ``references``, ``name`` and search settings; of
-            images ``data``, ``k`` and ``name``. ``prefix`` comes before the names of its scores.
+        evaluations: what is measured after training: ``data``, ``k``, ``name`` and options of the task.
+            ``prefix`` comes before the names of its scores.
         model_of: another recipe whose trained runs are measured instead of training.
         examples: sources whose answers are shown at the end.
-        experiment, settings: what is done instead of training a transducer; see ``thalweg.recipes.experiments``.
+        experiment, settings: what is done instead of training; see ``thalweg.recipes.experiments``.
 
     >>> load_recipe("t1").published
     {'accuracy': 0.167}
@@ -145,8 +145,10 @@ def run_recipe(
         overrides: ``key=value`` words over the recipe's settings.
         fresh: remove what ``out`` holds of this recipe first.
 
-    >>> run_recipe.__name__
-    'run_recipe'
+    >>> run_recipe(load_recipe("demo"), "runs/demo", overrides=["hiden=8"])
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: `hiden` is not a setting; did you mean `hidden`?
     """
     out = Path(out)
     chosen = tuple(range(seeds)) if seeds else recipe.seeds
@@ -161,15 +163,14 @@ def run_recipe(
     found: list[dict[str, Score]] = []
     for seed, directory in zip(chosen, directories, strict=True):
         settings = task.overrides(trained.config, [*overrides, f"training.seed={seed}"])
-        config = task.build(settings, f"recipe {trained.name}")
+        config = task.configure(settings, f"recipe {trained.name}")
         _check_settings(directory, task, config)
         if not _complete(directory):
             resume = (directory / "last.safetensors").exists()
             result = task.train(config, directory, resume=resume, listener=listener, root=root)
             if not result.reason:
                 return RecipeResult(out, None, [], finished=False)
-        measure = _measure_images if task.name == "classify" else _measure
-        found.append(measure(recipe, directory, root, listener))
+        found.append(_measure(recipe, task, directory, root, listener))
     table = _table(recipe, found)
     report = write_report(directories[0])
     scores = [{key: score.value for key, score in run.items()} for run in found]
@@ -213,7 +214,7 @@ def _check_settings(directory: Path, task: Task, config: Any) -> None:
     raw = read_config(path)
     if task_of(raw, str(path)).name != task.name:
         raise ConfigError(f"{directory} holds a run of another task; use --fresh to replace it or choose another --out")
-    before = task.settings(task.build(as_begun(raw), str(path)))
+    before = task.settings(task.configure(as_begun(raw, task.kind), str(path)))
     for section, settings in task.settings(config).items():
         for key, value in settings.items() if isinstance(settings, dict) else ():
             # The family comes first, so that what only one family has is never compared.
@@ -230,26 +231,13 @@ def _complete(directory: Path) -> bool:
     return last.exists() and bool(load_checkpoint(last).meta["progress"]["finished"])
 
 
-def _measure(recipe: Recipe, directory: Path, root: Path | None, listener: Listener | None) -> dict[str, Score]:
+def _measure(
+    recipe: Recipe, task: Task, directory: Path, root: Path | None, listener: Listener | None
+) -> dict[str, Score]:
     scores: dict[str, Score] = {}
     for entry in recipe.evaluations:
-        entry = dict(entry)
-        spec, prefix = entry.pop("data"), entry.pop("prefix", "")
-        options = {key: entry.pop(key) for key in ("k", "references", "name") if key in entry}
-        how = build_config({"search": "beam", **entry}, SearchConfig, where=f"recipe {recipe.name}")
-        result = evaluate(directory, spec, how=how, root=root, listener=listener, **options)
-        for key, score in result.scores.items():
-            scores[prefix + key] = dataclasses.replace(score, name=prefix + score.name)
-    return scores
-
-
-def _measure_images(recipe: Recipe, directory: Path, root: Path | None, listener: Listener | None) -> dict[str, Score]:
-    from thalweg.tasks.class_evaluation import evaluate as evaluate_images
-
-    scores: dict[str, Score] = {}
-    for entry in recipe.evaluations:
-        options = {key: value for key, value in entry.items() if key in ("k", "name")}
-        result = evaluate_images(directory, entry["data"], root=root, listener=listener, **options)
+        options = {key: value for key, value in entry.items() if key not in ("data", "prefix")}
+        result = task.evaluate(directory, entry["data"], root=root, listener=listener, **options)
         prefix = entry.get("prefix", "")
         for key, score in result.scores.items():
             scores[prefix + key] = dataclasses.replace(score, name=prefix + score.name)

@@ -1,23 +1,27 @@
 """Whole jobs, composed from the other rooms by one config."""
 
-from thalweg.tasks.class_evaluation import evaluate as evaluate_images
-from thalweg.tasks.classifier import Classifier, load_classifier
-from thalweg.tasks.classify_settings import ClassifyConfig
-from thalweg.tasks.config import (
-    DataConfig,
-    SearchConfig,
-    TransduceConfig,
+from thalweg.tasks.base import Evaluation, Task
+from thalweg.tasks.classify.classifier import Classifier
+from thalweg.tasks.classify.config import ClassifyConfig
+from thalweg.tasks.registry import (
     apply_overrides,
     build_config,
-    read_config,
+    evaluate,
+    list_tasks,
+    load,
+    register,
+    task_named,
+    task_of,
+    train,
 )
-from thalweg.tasks.evaluation import Evaluation, ExactReport, evaluate
-from thalweg.tasks.juries import open_runs
-from thalweg.tasks.registry import Task, task_named, task_of, train_settings
 from thalweg.tasks.report import write_report
-from thalweg.tasks.sweeping import SweepPlan, SweepResult, plan_sweep, run_sweep
-from thalweg.tasks.transduce import TrainResult, train
-from thalweg.tasks.transducer import Answer, Prediction, Source, Transducer, load
+from thalweg.tasks.runs import TrainResult
+from thalweg.tasks.sweeping import plan_sweep, run_sweep
+from thalweg.tasks.transduce.answers import Answer, Prediction, Source
+from thalweg.tasks.transduce.config import DataConfig, TransduceConfig
+from thalweg.tasks.transduce.ensembles import open_runs
+from thalweg.tasks.transduce.search_settings import SearchConfig
+from thalweg.tasks.transduce.transducer import Transducer
 
 __all__ = [
     "Answer",
@@ -25,12 +29,9 @@ __all__ = [
     "ClassifyConfig",
     "DataConfig",
     "Evaluation",
-    "ExactReport",
     "Prediction",
     "SearchConfig",
     "Source",
-    "SweepPlan",
-    "SweepResult",
     "Task",
     "TrainResult",
     "TransduceConfig",
@@ -38,16 +39,14 @@ __all__ = [
     "apply_overrides",
     "build_config",
     "evaluate",
-    "evaluate_images",
+    "list_tasks",
     "load",
-    "load_classifier",
     "open_runs",
     "plan_sweep",
-    "read_config",
+    "register",
     "run_sweep",
     "task_named",
     "task_of",
     "train",
-    "train_settings",
     "write_report",
 ]

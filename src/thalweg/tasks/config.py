@@ -1,128 +1,99 @@
 """Configs from YAML and ``key=value`` words: frozen, checked, with a remedy for every mistake.
 
 A task's config is a frozen dataclass of sections (``data``, ``model``, ``training`` ...), each a frozen dataclass of
-settings; the functions here work for any such class. Transduction is the default, and the one task whose ``model`` is
-of several families. Which task plain settings belong to is :mod:`thalweg.tasks.registry`'s question.
+settings; the functions here work for any such class. What a class may say beside its sections:
+
+- ``presets``: settings by the name that ``model`` may give;
+- ``families``: kinds of ``model`` by the name that ``model.family`` gives, the first being the default, and
+  ``learns_with``: training settings of each that stand where nothing else is said;
+- ``aliases``: other spellings of keys.
+
+Which task plain settings belong to is :mod:`thalweg.tasks.registry`'s question.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from thalweg.energies.seq2seq import Seq2SeqConfig
 from thalweg.errors import ConfigError, nearest
-from thalweg.learning.settings import TrainingConfig
-from thalweg.tasks.families import FAMILIES, ModelConfig, family_keys, family_name, family_of
-from thalweg.tasks.search_settings import SearchConfig
+from thalweg.tasks.yaml_text import parse_word, parse_yaml
 
-__all__ = [
-    "DataConfig",
-    "SearchConfig",
-    "TransduceConfig",
-    "apply_overrides",
-    "as_settings",
-    "build_config",
-    "read_config",
-    "to_yaml",
-]
+__all__ = ["as_settings", "config_from", "family_of", "lay_over", "read_config", "to_yaml", "with_preset"]
 
 T = TypeVar("T")
-# Other spellings of keys.
-_ALIASES = {"attention.map": "model.attention_map", "model.attention.map": "model.attention_map"}
-Splitting = Literal["auto", "characters", "graphemes", "spaced"]
-Normalising = Literal["auto", "nfc", "nfd", "none"]
+Kinds = Mapping[str, type]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Where the pairs are and how each side is cut into symbols.
-
-    Attributes:
-        train, dev: a TSV file (``.gz`` too), or ``NAME:SPLIT`` of an embedded or known data set (``cmudict:train``).
-        held_out: without ``dev``, this share of the training sources is kept apart as dev data.
-        source_symbols, target_symbols: ``auto``, ``characters``, ``graphemes`` or ``spaced``.
-        source_normalise, target_normalise: Unicode form ``nfc``, ``nfd`` or ``none``; ``auto`` is NFC except where
-            composition would hide the letters (Korean syllables).
-        features: ``auto`` reads a third column of tags (``V;PST``) where the training file has one; ``none`` expects
-            two columns.
-
-    >>> DataConfig(train="train.tsv").source_symbols
-    'auto'
-    """
-
-    train: str = ""
-    dev: str = ""
-    held_out: float = 0.1
-    source_symbols: Splitting = "auto"
-    source_normalise: Normalising = "auto"
-    target_symbols: Splitting = "auto"
-    target_normalise: Normalising = "auto"
-    features: Literal["auto", "none"] = "auto"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.held_out < 1:
-            raise ConfigError(f"data.held_out must be in (0, 1), got {self.held_out}")
-        _check_choices(self, "data")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransduceConfig:
-    """Everything about a transduction run; ``search`` is the one used to measure on the dev data while training.
-
-    In plain settings the section ``model`` may name its ``family`` (``recurrent`` or ``transformer``); without, the
-    settings it holds tell, and where they do not it is recurrent.
-
-    >>> TransduceConfig(data=DataConfig(train="train.tsv")).model.cell
-    'lstm'
-    >>> build_config({"model": {"heads": 2}}).model.positions
-    'sinusoidal'
-    """
-
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=Seq2SeqConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    search: SearchConfig = field(default_factory=SearchConfig)
-
-
-def _check_choices(config: object, section: str) -> None:
-    for name, hint in get_type_hints(type(config)).items():
-        value = getattr(config, name)
-        if get_origin(hint) is Literal and value not in get_args(hint):
-            raise ConfigError(f"{section}.{name} `{value}` is not known; {nearest(str(value), get_args(hint))}")
-
-
-def build_config(raw: Mapping[str, Any], kind: type[T] = TransduceConfig, *, where: str = "config") -> T:
+def config_from(raw: Mapping[str, Any], kind: type[T], *, where: str = "config") -> T:
     """A checked config from plain dictionaries; unknown keys and wrong types are one-line errors.
 
-    >>> build_config({"training": {"epochs": 3}}).training.epochs
+    >>> from thalweg.learning.settings import TrainingConfig
+    >>> config_from({"epochs": 3}, TrainingConfig).epochs
     3
-    >>> build_config({"training": {"epocs": 3}})
+    >>> config_from({"epocs": 3}, TrainingConfig)
     Traceback (most recent call last):
     ...
-    thalweg.errors.ConfigError: config: `training.epocs` is not a setting; did you mean `epochs`?
+    thalweg.errors.ConfigError: config: `epocs` is not a setting; did you mean `epochs`?
     """
-    transduces = issubclass(kind, TransduceConfig)
-    if transduces:
-        raw = _without_task(raw, where)
-    _check_keys(raw, kind, where, "")
+    raw = with_preset(raw, getattr(kind, "presets", {}), where)
+    families = getattr(kind, "families", {})
+    _check_keys(raw, kind, where)
     settings = dict(raw)
-    if isinstance(model := settings.get("model"), Mapping) and transduces:
+    if families and isinstance(model := settings.get("model"), Mapping):
+        family = _family(model, families, where)
         shape = {key: value for key, value in model.items() if key != "family"}
-        settings["model"] = _validated(shape, FAMILIES[_family(model, where)], where, "model.")
+        settings["model"] = _validated(shape, families[family], where, "model.")
+        settings["training"] = learnt_with(kind, family, settings.get("training", {}))
     return _validated(settings, kind, where, "")
 
 
-def _without_task(raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Settings of a transduction without the word that they are."""
-    if not isinstance(raw, Mapping) or "task" not in raw:
-        return raw
-    if raw["task"] != "transduce":
-        raise ConfigError(f"{where}: expected settings of the task transduce, got those of `{raw['task']}`")
-    return {key: value for key, value in raw.items() if key != "task"}
+def learnt_with(kind: Any, family: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``training`` section of a family's model: what is given, and what the family brings where nothing is.
+
+    A ``batch_size`` that is given is meant: the family's ``batch_tokens`` then stands back.
+
+    >>> from thalweg.tasks.transduce.config import TransduceConfig
+    >>> learnt_with(TransduceConfig, "transformer", {"learning_rate": 0.1})["learning_rate"]
+    0.1
+    >>> "batch_tokens" in learnt_with(TransduceConfig, "transformer", {"batch_size": 16})
+    False
+    """
+    brought = getattr(kind, "learns_with", {}).get(family, {})
+    if "batch_size" in given:
+        brought = {key: value for key, value in brought.items() if key != "batch_tokens"}
+    return {**brought, **given}
+
+
+def with_preset(
+    settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]], where: str = "config"
+) -> Mapping[str, Any]:
+    """Settings laid over the preset that they name: ``model: NAME``, or ``preset: NAME`` in the section ``model``.
+
+    >>> presets = {"gru": {"model": {"cell": "gru"}}}
+    >>> with_preset({"model": "gru", "training": {"epochs": 3}}, presets)
+    {'model': {'cell': 'gru'}, 'training': {'epochs': 3}}
+    >>> with_preset({"model": {"preset": "gru", "hidden": 2}}, presets)
+    {'model': {'cell': 'gru', 'hidden': 2}}
+    >>> with_preset({"model": "gruu"}, presets)
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: config: model `gruu` is not known; did you mean `gru`?
+    """
+    model = settings.get("model") if isinstance(settings, Mapping) else None
+    own = {"preset": model} if isinstance(model, str) else dict(model) if isinstance(model, Mapping) else {}
+    name = own.pop("preset", None)
+    if name is None or not presets:
+        return settings
+    if not isinstance(name, str) or name not in presets:
+        raise ConfigError(f"{where}: model `{name}` is not known; {nearest(str(name), presets)}")
+    result = {**presets[name], **settings, "model": own}
+    for section, values in presets[name].items():
+        if isinstance(values, Mapping) and isinstance(result[section], Mapping):
+            result[section] = {**values, **result[section]}
+    return result
 
 
 def _validated(raw: Mapping[str, Any], kind: type[T], where: str, prefix: str) -> T:
@@ -140,99 +111,90 @@ def _validated(raw: Mapping[str, Any], kind: type[T], where: str, prefix: str) -
         raise ConfigError(f"{where}: `{key}`: {message}, got {first['input']!r}") from None
 
 
-def _family(model: object, where: str) -> str:
+def _family(model: object, families: Kinds, where: str) -> str:
     try:
-        return family_of(model)
+        return family_of(model, families)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _check_keys(raw: object, kind: Any, where: str, prefix: str) -> None:
+def _check_keys(raw: object, kind: Any, where: str, prefix: str = "", families: Kinds | None = None) -> None:
+    """Every key must be a setting; ``families`` where the section is of one of several kinds."""
     if not isinstance(raw, Mapping):
         got = type(raw).__name__
         raise ConfigError(f"{where}: expected settings as `key: value` lines under `{prefix or 'the top'}`, got {got}")
-    family = _family(raw, where) if kind == ModelConfig else ""
-    hints = {**family_keys(family), "family": str} if family else get_type_hints(kind)
+    family = _family(raw, families, where) if families else ""
+    hints = {**get_type_hints(families[family]), "family": str} if families else get_type_hints(kind)
     for key, value in raw.items():
         if key not in hints:
-            raise ConfigError(f"{where}: `{prefix}{key}` is not a setting{_remedy(str(key), hints, family)}")
+            raise ConfigError(f"{where}: `{prefix}{key}` is not a setting{_remedy(str(key), hints, families, family)}")
         if isinstance(value, bool) and hints[key] in (int, float, str | float):
             raise ConfigError(f"{where}: `{prefix}{key}`: expected a number, got {str(value).lower()}")
-        if dataclasses.is_dataclass(hints[key]) or hints[key] == ModelConfig:
-            _check_keys(value, hints[key], where, f"{prefix}{key}.")
+        several = getattr(kind, "families", None) if key == "model" and not prefix else None
+        if dataclasses.is_dataclass(hints[key]) or several:
+            _check_keys(value, hints[key], where, f"{prefix}{key}.", several)
 
 
-def _remedy(key: str, choices: Iterable[str], family: str = "") -> str:
-    for other in FAMILIES:
-        if family not in ("", other) and key in family_keys(other):
+def _remedy(key: str, choices: Iterable[str], families: Kinds | None, family: str) -> str:
+    for other, kind in (families or {}).items():
+        if family != other and key in get_type_hints(kind):
             return f" of {family} models but of {other} ones; leave it out or set `model.family={other}`"
     return f"; {nearest(key, choices)}"
 
 
-def apply_overrides(raw: Mapping[str, Any], words: Iterable[str], kind: type | None = None) -> dict[str, Any]:
+def lay_over(raw: Mapping[str, Any], words: Iterable[str], kind: type) -> dict[str, Any]:
     """Settings with ``key=value`` words laid over them; a key may leave out its section where that is unambiguous.
 
-    Which settings a model has depends on its family: that of ``raw``, or the one that the words tell. The map of
-    attention, ``model.attention_map``, may be written ``attention.map``. Where a setting is a list, ``32,64`` and a
-    single ``32`` are one too.
+    Which settings a model has depends on its family: that of ``raw``, or the one that the words tell. Where a setting
+    is a list, ``32,64`` and a single ``32`` are one too.
 
     Args:
         raw: settings as a YAML file holds them; left as they are.
         words: ``key=value`` or ``section.key=value``, each value as YAML.
-        kind: the config that the settings are for; a transduction's by default.
+        kind: the config that the settings are for.
 
-    >>> apply_overrides({"model": {"hidden": 64}}, ["hidden=128", "training.epochs=3"])
+    >>> from thalweg.tasks.transduce.config import TransduceConfig
+    >>> lay_over({"model": {"hidden": 64}}, ["hidden=128", "training.epochs=3"], TransduceConfig)
     {'model': {'hidden': 128}, 'training': {'epochs': 3}}
     """
-    words = list(words)
-    kind = kind or TransduceConfig
+    words, aliases, families = list(words), getattr(kind, "aliases", {}), getattr(kind, "families", {})
+    raw = with_preset(raw, getattr(kind, "presets", {}))
     result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
-    family = _family_told(raw.get("model"), words) if kind is TransduceConfig else ""
-    sections = _sections(kind, family)
+    hints = get_type_hints(kind)
+    sections = {name: get_type_hints(hint) for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    family = _family_told(raw.get("model"), words, families, sections) if families else ""
+    if family:
+        sections = {name: sections.get(name, {}) for name in hints if name in sections or name == "model"}
+        sections["model"] = {**get_type_hints(families[family]), "family": str}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
             raise ConfigError(f"expected `key=value`, got `{word}`; for example `epochs=30`")
-        section, leaf = _place(key.strip(), sections, family)
+        section, dot, leaf = aliases.get(key.strip(), key.strip()).partition(".")
+        if not dot:
+            section, leaf = _home(section, sections, families, family), section
         home = result.setdefault(section, {})
         if home is None:  # an empty section of a YAML file
             home = result[section] = {}
-        if isinstance(home, dict):  # anything else is for `build_config` to refuse
+        if isinstance(home, dict):  # anything else is for `config_from` to refuse
             home[leaf] = _value(value, sections.get(section, {}).get(leaf))
     return result
 
 
-def _sections(kind: type, family: str) -> dict[str, dict[str, Any]]:
-    """The settings of each section of a config, and their types."""
-    return {
-        section: {**family_keys(family), "family": str} if hint == ModelConfig else get_type_hints(hint)
-        for section, hint in get_type_hints(kind).items()
-        if hint == ModelConfig or dataclasses.is_dataclass(hint)
-    }
-
-
-def _place(key: str, sections: Mapping[str, Mapping[str, Any]], family: str) -> tuple[str, str]:
-    """Section and name of a setting that a word gives."""
-    section, dot, leaf = (_ALIASES.get(key, key) if family else key).partition(".")
-    if dot:
-        return section, leaf
-    homes = [name for name, keys in sections.items() if section in keys]
+def _home(key: str, sections: Mapping[str, Mapping[str, Any]], families: Kinds, family: str) -> str:
+    """The section of a setting that a word gives."""
+    homes = [name for name, keys in sections.items() if key in keys]
     if not homes:
         choices = {each for keys in sections.values() for each in keys}
-        raise ConfigError(f"`{section}` is not a setting{_remedy(section, choices, family)}")
+        raise ConfigError(f"`{key}` is not a setting{_remedy(key, choices, families, family)}")
     if len(homes) > 1:
-        places = ", ".join(f"`{home}.{section}`" for home in homes)
-        raise ConfigError(f"`{section}` is ambiguous; write one of {places}")
-    return homes[0], section
+        places = ", ".join(f"`{home}.{key}`" for home in homes)
+        raise ConfigError(f"`{key}` is ambiguous; write one of {places}")
+    return homes[0]
 
 
 def _value(text: str, hint: Any) -> Any:
-    import yaml
-
-    try:
-        parsed = yaml.safe_load(text)
-    except yaml.YAMLError:
-        parsed = text
+    parsed = parse_word(text)
     kinds = [get_origin(each) for each in (hint, *get_args(hint))]
     if tuple in kinds and "," in text and not isinstance(parsed, list):
         return [_value(part, None) for part in text.split(",") if part.strip()]
@@ -241,17 +203,72 @@ def _value(text: str, hint: Any) -> Any:
     return "" if parsed is None else parsed
 
 
-def _family_told(model: object, words: Iterable[str]) -> str:
+def _family_told(model: object, words: Iterable[str], families: Kinds, sections: Mapping[str, Any]) -> str:
     """The family that a model section and ``key=value`` words tell; words of other sections tell nothing."""
     given = {key.strip(): value.strip() for key, _, value in (word.partition("=") for word in words)}
     named = given.get("model.family", given.get("family"))
     if named:
-        return family_of({"family": named})
-    elsewhere: set[str] = set()
-    for section, kind in get_type_hints(TransduceConfig).items():
-        elsewhere |= set() if section == "model" else set(get_type_hints(kind))
+        return family_of({"family": named}, families)
+    elsewhere = {key for name, keys in sections.items() if name != "model" for key in keys}
     keys = [key.removeprefix("model.") for key in given if key.startswith("model.") or key not in elsewhere]
-    return family_of(model, keys)
+    return family_of(model, families, keys)
+
+
+def family_of(model: Mapping[str, Any] | object, families: Kinds, words: Collection[str] = ()) -> str:
+    """The family of plain settings: what ``family`` says, else the one family whose own settings they name.
+
+    A setting that several families have tells one where only that one knows its value.
+
+    Args:
+        model: the ``model`` section; anything but a mapping says nothing.
+        families: the settings of each, by name; the first is the default.
+        words: further keys, looked at only where ``model`` leaves the family open.
+
+    >>> from thalweg.tasks.transduce.presets import FAMILIES
+    >>> family_of({"heads": 2}, FAMILIES), family_of({"dropout": 0.1}, FAMILIES), family_of({}, FAMILIES, ["heads"])
+    ('transformer', 'recurrent', 'transformer')
+    >>> family_of({"norm": "post"}, FAMILIES), family_of({"norm": "layer"}, FAMILIES)
+    ('transformer', 'recurrent')
+    >>> family_of({"heads": 2, "hidden": 8}, FAMILIES)
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: model settings of two families: `hidden` (recurrent), `heads` (transformer); ...
+    """
+    section = model if isinstance(model, Mapping) else {}
+    if "family" in section:
+        named = section["family"]
+        if not isinstance(named, str) or named not in families:
+            raise ConfigError(f"model.family `{named}` is not known; {nearest(str(named), families)}")
+        return str(named)
+    for keys in (section, words):
+        own = {name: _first_own(name, families, keys) for name in families}
+        told = {name: key for name, key in own.items() if key}
+        if len(told) > 1:
+            listed = ", ".join(f"`{key}` ({name})" for name, key in told.items())
+            raise ConfigError(f"model settings of two families: {listed}; keep to one, or say `model.family`")
+        if told:
+            return next(iter(told))
+    return next(iter(families))
+
+
+def _first_own(family: str, families: Kinds, keys: Collection[str]) -> str:
+    """The first key that this family has and no other, or whose value this family knows and no other."""
+    others = [get_type_hints(kind) for name, kind in families.items() if name != family]
+    hints = get_type_hints(families[family])
+
+    def knows(hint: Any, value: Any) -> bool:
+        return get_origin(hint) is not Literal or value in get_args(hint)
+
+    for key in keys:
+        shared = [hints_of[key] for hints_of in others if key in hints_of]
+        if key not in hints:
+            continue
+        if not shared:
+            return key
+        value = keys[key] if isinstance(keys, Mapping) else None
+        if value is not None and knows(hints[key], value) and not any(knows(hint, value) for hint in shared):
+            return key
+    return ""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -262,19 +279,15 @@ def read_config(path: Path) -> dict[str, Any]:
     ...
     thalweg.errors.ConfigError: absent.yaml: expected a config file, got no such file; ...
     """
-    import yaml
-
     if not path.is_file():
         raise ConfigError(
             f"{path}: expected a config file, got no such file; use `--data train.tsv` to train without one"
         )
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or "it is not UTF-8 text"
-        raise ConfigError(f"{path}{line}: expected YAML, got something else ({problem})") from None
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: expected YAML, got something else (it is not UTF-8 text)") from None
+    raw = parse_yaml(text, str(path))
     if raw is None:
         raise ConfigError(f"{path}: expected settings, got an empty file")
     if not isinstance(raw, dict):
@@ -283,14 +296,16 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def as_settings(config: Any) -> dict[str, Any]:
-    """Plain dictionaries and lists that :func:`build_config` takes back; the family of a transducer's model is named.
+    """Plain dictionaries and lists that :func:`config_from` takes back; the family of a model is named.
 
+    >>> from thalweg.tasks.transduce.config import TransduceConfig
     >>> as_settings(TransduceConfig())["model"]["family"]
     'recurrent'
     """
     settings = _plain(dataclasses.asdict(config))
-    if isinstance(config, TransduceConfig):
-        settings["model"] = {"family": family_name(config.model), **settings["model"]}
+    for name, kind in getattr(config, "families", {}).items():
+        if isinstance(config.model, kind):
+            settings["model"] = {"family": name, **settings["model"]}
     return settings
 
 
@@ -304,7 +319,8 @@ def _plain(value: Any) -> Any:
 def to_yaml(config: Any) -> str:
     """A config as YAML that :func:`read_config` reads back.
 
-    >>> "epochs: 3" in to_yaml(build_config({"training": {"epochs": 3}}))
+    >>> from thalweg.tasks.transduce.config import TransduceConfig
+    >>> "family: recurrent" in to_yaml(TransduceConfig())
     True
     """
     import yaml

@@ -1,126 +1,58 @@
-"""The tasks there are, by name: how each one's settings are built, laid over and trained."""
+"""The tasks there are, by name, and which one settings, configs and runs are of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from thalweg.errors import ConfigError, nearest
-from thalweg.learning.trainer import Watch
-from thalweg.tasks.config import TransduceConfig, apply_overrides, as_settings, build_config
-from thalweg.tasks.families import PRESETS
-from thalweg.tasks.running import Listener, TrainResult
+from thalweg.errors import ConfigError, ThalwegError, nearest
+from thalweg.learning.checkpoint import MODEL, load_checkpoint
+from thalweg.tasks.base import Evaluation, Task
+from thalweg.tasks.config import read_config
+from thalweg.tasks.runs import TrainResult
 
-__all__ = ["DEFAULT_TASK", "Task", "list_tasks", "task_named", "task_of", "train_settings"]
+__all__ = [
+    "apply_overrides",
+    "build_config",
+    "evaluate",
+    "list_tasks",
+    "load",
+    "place_of",
+    "register",
+    "task_named",
+    "task_of",
+    "task_of_run",
+    "train",
+]
 
-# What settings without the key ``task`` are for.
-DEFAULT_TASK = "transduce"
+# Where each is; imported when it is first asked for, so that a command pays for its own task alone. The first is what
+# settings without the key ``task`` are for.
+_TASKS = {
+    "transduce": "thalweg.tasks.transduce.task:TASK",
+    "classify": "thalweg.tasks.classify.task:TASK",
+}
 
 
-@dataclass(frozen=True)
-class Task:
-    """One kind of job: from plain settings to a trained run.
+def register(name: str, place: str) -> None:
+    """Make a task known; ``place`` is ``module:attribute`` of the :class:`~thalweg.tasks.base.Task`.
 
-    Attributes:
-        name: the value of the top-level key ``task``.
-        about: what it does, in a line.
-        kind: the frozen dataclass of its config.
-        trainer: trains a config of that kind, as :meth:`train`.
-        default_metric: the dev metric that chooses the best epoch where the config does not say.
-        data: the setting that holds the training data, ``section.key``.
-        presets: settings by the name given to ``--model``.
-        default_model: the preset of a training without config file and ``--model``.
-
-    >>> task_named("transduce").kind.__name__
-    'TransduceConfig'
+    >>> register("strings", "thalweg.tasks.transduce.task:TASK")
+    >>> task_named("strings").name
+    'transduce'
+    >>> del _TASKS["strings"]
     """
-
-    name: str
-    about: str
-    kind: type
-    trainer: Callable[..., TrainResult]
-    default_metric: str
-    data: str
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    default_model: str = ""
-
-    def build(self, settings: Mapping[str, Any], where: str = "config") -> Any:
-        """A checked config; the settings may name the task or not.
-
-        >>> task_named("transduce").build({"task": "transduce", "training": {"epochs": 3}}).training.epochs
-        3
-        """
-        return build_config(settings, self.kind, where=where)
-
-    def overrides(self, raw: Mapping[str, Any], words: Iterable[str]) -> dict[str, Any]:
-        """Settings with ``key=value`` words laid over them.
-
-        >>> task_named("transduce").overrides({}, ["hidden=8"])
-        {'model': {'hidden': 8}}
-        """
-        return apply_overrides(raw, words, self.kind)
-
-    def settings(self, config: Any) -> dict[str, Any]:
-        """Plain settings of a config, with the task's name first; :meth:`build` takes them back.
-
-        >>> next(iter(task_named("transduce").settings(TransduceConfig()).items()))
-        ('task', 'transduce')
-        """
-        return {"task": self.name, **as_settings(config)}
-
-    def train(
-        self,
-        config: Any,
-        out: str | Path,
-        *,
-        resume: bool = False,
-        listener: Listener | None = None,
-        root: Path | None = None,
-        watch: Watch | None = None,
-    ) -> TrainResult:
-        """Train; the run directory ``out`` gets the model, the log and what resuming needs.
-
-        >>> Task.train.__name__
-        'train'
-        """
-        return self.trainer(config, out, resume=resume, listener=listener, root=root, watch=watch)
+    _TASKS[name] = place
 
 
-def _transduce() -> Task:
-    from thalweg.tasks.transduce import train
+def place_of(name: str) -> str:
+    """What a task was registered as, so that another process can register it too.
 
-    return Task(
-        name="transduce",
-        about="strings to strings, from pairs",
-        kind=TransduceConfig,
-        trainer=train,
-        default_metric=TransduceConfig().training.metric,
-        data="data.train",
-        presets=PRESETS,
-        default_model="lstm-attention",
-    )
-
-
-def _classify() -> Task:
-    from thalweg.tasks.classify import train
-    from thalweg.tasks.classify_settings import DEFAULT_PRESET, IMAGE_PRESETS, ClassifyConfig
-
-    return Task(
-        name="classify",
-        about="images to classes, from folders of images",
-        kind=ClassifyConfig,
-        trainer=train,
-        default_metric=ClassifyConfig().training.metric,
-        data="data.path",
-        presets=IMAGE_PRESETS,
-        default_model=DEFAULT_PRESET,
-    )
-
-
-# Each is imported when it is first asked for: a command pays for its own task alone.
-_TASKS: dict[str, Callable[[], Task]] = {"transduce": _transduce, "classify": _classify}
+    >>> place_of("classify")
+    'thalweg.tasks.classify.task:TASK'
+    """
+    return _TASKS[name]
 
 
 def list_tasks() -> tuple[str, ...]:
@@ -140,30 +72,96 @@ def task_named(name: str, where: str = "") -> Task:
     ...
     thalweg.errors.ConfigError: task `clasify` is not known; did you mean `classify`?
     """
-    if name not in _TASKS:
+    if not isinstance(name, str) or name not in _TASKS:
         place = f"{where}: " if where else ""
         raise ConfigError(f"{place}task `{name}` is not known; {nearest(str(name), _TASKS)}")
-    return _TASKS[name]()
+    module, _, attribute = _TASKS[name].partition(":")
+    return getattr(import_module(module), attribute)
 
 
-def task_of(settings: Mapping[str, Any], where: str = "") -> Task:
-    """The task that plain settings are for: what their key ``task`` says, else transduction.
+def task_of(settings: Any, where: str = "") -> Task:
+    """The task that plain settings, or a config, are for; without a word about it, the first.
 
-    >>> task_of({"training": {"epochs": 3}}).name
+    >>> task_of({"training": {"epochs": 3}}).name, task_of({"task": "classify"}).name
+    ('transduce', 'classify')
+    """
+    if isinstance(settings, Mapping):
+        return task_named(settings.get("task", list_tasks()[0]), where)
+    return task_named(settings.task, where)
+
+
+def task_of_run(run: str | Path) -> Task:
+    """The task of a run directory or of a model file; the first where that cannot be told: its errors say more.
+
+    >>> task_of_run("absent").name
     'transduce'
     """
-    return task_named(settings.get("task", DEFAULT_TASK), where)
+    run = Path(run)
+    try:
+        if (run / "config.yaml").is_file():
+            return task_of(read_config(run / "config.yaml"), str(run))
+        return task_of(load_checkpoint(run if run.is_file() else run / MODEL).meta, str(run))
+    except ThalwegError:
+        return task_of({})
 
 
-def train_settings(
-    settings: Mapping[str, Any], out: str | Path, *, where: str = "config", **options: Any
-) -> TrainResult:
-    """Train what plain settings say; options as those of :meth:`Task.train`.
+def build_config(settings: Mapping[str, Any], *, where: str = "config") -> Any:
+    """A checked config of the task that plain settings are for; presets may be named.
 
-    >>> train_settings({"training": {"epocs": 3}}, "runs/x")
+    >>> build_config({"training": {"epochs": 3}}).training.epochs
+    3
+    >>> build_config({"training": {"epocs": 3}})
     Traceback (most recent call last):
     ...
     thalweg.errors.ConfigError: config: `training.epocs` is not a setting; did you mean `epochs`?
     """
-    task = task_of(settings, where)
-    return task.train(task.build(settings, where), out, **options)
+    return task_of(settings, where).configure(settings, where)
+
+
+def apply_overrides(settings: Mapping[str, Any], words: Iterable[str]) -> dict[str, Any]:
+    """Plain settings with the ``key=value`` words of a command line laid over them.
+
+    >>> apply_overrides({"model": {"hidden": 64}}, ["hidden=128", "training.epochs=3"])
+    {'model': {'hidden': 128}, 'training': {'epochs': 3}}
+    """
+    return task_of(settings).overrides(settings, words)
+
+
+def train(config: Any, out: str | Path, *, where: str = "config", **options: Any) -> TrainResult:
+    """Train what a config, plain settings or a YAML file say; options as those of :meth:`Task.train`.
+
+    >>> train({"training": {"epocs": 3}}, "runs/x")
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: config: `training.epocs` is not a setting; did you mean `epochs`?
+    """
+    if isinstance(config, (str, Path)):
+        config, where = read_config(Path(config)), str(config)
+    task = task_of(config, where)
+    return task.train(task.configure(config, where) if isinstance(config, Mapping) else config, out, **options)
+
+
+def load(run: str | Path, *, device: str = "auto", **options: Any) -> Any:
+    """The best model of a run directory (or the ``model.safetensors`` itself) of any task, ready to ``predict``.
+
+    Args:
+        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
+        options: of the task: ``precision``, ``bf16`` or ``int8`` on the CPU, for strings.
+
+    >>> load("absent")
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.CheckpointError: absent/model.safetensors: expected a checkpoint, got no such file; ...
+    """
+    return task_of_run(run).load(run, device=device, **options)
+
+
+def evaluate(run: str | Path, data: str | None = None, **options: Any) -> Evaluation:
+    """Measure a run of any task on data and write ``RUN/evaluation/NAME/``; options as those of its task.
+
+    >>> evaluate("absent", "cmudict:dev")
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.CheckpointError: absent/model.safetensors: expected a checkpoint, got no such file; ...
+    """
+    return task_of_run(run).evaluate(run, data, **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,16 +13,20 @@ from typing import Any
 import torch
 
 from thalweg.errors import CheckpointError, ConfigError
-from thalweg.learning.checkpoint import load_checkpoint, write_atomically
-from thalweg.learning.sweep import Sweep, run_key
-from thalweg.learning.sweep_local import LocalEngine
-from thalweg.learning.sweep_ray import RayEngine
-from thalweg.learning.sweep_settings import SweepConfig
-from thalweg.learning.sweep_store import Store, Trial, holding
-from thalweg.learning.sweep_work import Engine, InlineEngine, StopRun, Tell
-from thalweg.tasks.config import build_config, read_config
-from thalweg.tasks.registry import Task, task_of
-from thalweg.tasks.report.run import as_number, read_log
+from thalweg.files import write_atomically
+from thalweg.learning.checkpoint import load_checkpoint
+from thalweg.sweeps.book import Book, written
+from thalweg.sweeps.local import LocalEngine
+from thalweg.sweeps.loop import Sweep, run_key
+from thalweg.sweeps.ray import RayEngine
+from thalweg.sweeps.settings import SweepConfig
+from thalweg.sweeps.store import Store, Trial, holding
+from thalweg.sweeps.work import Engine, InlineEngine, StopRun, Tell
+from thalweg.tasks.base import Task
+from thalweg.tasks.config import config_from, read_config
+from thalweg.tasks.registry import place_of, register, task_of
+from thalweg.tasks.report.run import read_log
+from thalweg.tasks.yaml_text import parse_word
 
 __all__ = ["SweepPlan", "SweepResult", "plan_sweep", "run_job", "run_sweep", "saved_sweep"]
 
@@ -65,8 +68,8 @@ class SweepPlan:
         >>> plan.settings({"hidden": 16}, seed=3)["model"]["hidden"]
         16
         """
-        words = [*(f"{key}={_written(value)}" for key, value in values.items()), f"training.seed={seed}"]
-        return self.task.settings(self.task.build(self.task.overrides(self.base, words), where="settings"))
+        words = [*(f"{key}={written(value)}" for key, value in values.items()), f"training.seed={seed}"]
+        return self.task.settings(self.task.configure(self.task.overrides(self.base, words), where="settings"))
 
 
 @dataclass(frozen=True)
@@ -106,18 +109,16 @@ def plan_sweep(settings: Mapping[str, Any], words: Iterable[str] = (), *, where:
     task = task_of(base, where)
     base = task.overrides(base, [word for word in words if not word.startswith("sweep.")])
     section = _lay_over(settings.get("sweep") or {}, [word for word in words if word.startswith("sweep.")], where)
-    config = build_config({"sweep": section}, _Section, where=where).sweep
+    config = config_from({"sweep": section}, _Section, where=where).sweep
     if config.metric:
         base = task.overrides(base, [f"training.metric={config.metric}"])
-    built = task.build(base, where=where)
+    built = task.configure(base, where=where)
     _check_space(task, base, task.settings(built), config)
     metric = str(built.training.metric)
     return SweepPlan(task, base, config, metric, config.higher(metric))
 
 
 def _lay_over(section: Any, words: Iterable[str], where: str) -> dict[str, Any]:
-    import yaml
-
     if not isinstance(section, Mapping):
         raise ConfigError(f"{where}: expected settings under `sweep`, got {type(section).__name__}")
     result = {**section}
@@ -126,10 +127,7 @@ def _lay_over(section: Any, words: Iterable[str], where: str) -> dict[str, Any]:
         key = name.strip().removeprefix("sweep.")
         if not equals:
             raise ConfigError(f"expected `key=value`, got `{word}`; for example `sweep.trials=30`")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            value = text
+        value = parse_word(text)
         if key == "seeds":
             # `3` is a list of one seed and `0,1,2`, which YAML takes for text, one of three.
             parts = text.strip().strip("[]").split(",")
@@ -156,19 +154,11 @@ def _check_space(task: Task, base: dict[str, Any], complete: dict[str, Any], con
         seen.add(whole)
         first = parameter.choices[0] if parameter.choices else parameter.low
         try:
-            laid = task.overrides(base, [f"{key}={_written(first)}"])
+            laid = task.overrides(base, [f"{key}={written(first)}"])
             if key not in known and not (key == leaf and leaf in leaves):
-                task.build(laid, where="config")  # of another family of models, perhaps
+                task.configure(laid, where="config")  # of another family of models, perhaps
         except ConfigError as error:
             raise ConfigError(f"sweep.space.{key}: {error}") from None
-
-
-def _written(value: Any) -> str:
-    """A value as a ``key=value`` word has it."""
-    import yaml
-
-    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=math.inf)
-    return text.strip().removesuffix("...").strip()
 
 
 def saved_sweep(directory: Path) -> dict[str, Any]:
@@ -182,7 +172,10 @@ def saved_sweep(directory: Path) -> dict[str, Any]:
     path = directory / "sweep.yaml"
     if not path.is_file():
         raise ConfigError(f"{directory}: expected a sweep to resume, got no sweep.yaml in it; check --out")
-    return read_config(path)
+    settings = read_config(path)
+    if isinstance(section := settings.get("sweep"), dict) and section.get("storage") == "journal":
+        del section["storage"]  # what there was to choose once
+    return settings
 
 
 def run_sweep(
@@ -209,7 +202,7 @@ def run_sweep(
         gpus_per_trial: share of a GPU for each run, which is also the share of its memory.
         resume: go on: finished trials are kept, begun runs go on from their last checkpoint.
         root: folder of known data sets.
-        listener: called with the events of :class:`~thalweg.learning.sweep.Sweep`, and ``sweep`` before them.
+        listener: called with the events of :class:`~thalweg.sweeps.loop.Sweep`, and ``sweep`` before them.
 
     >>> plan = plan_sweep({"data": {"train": "absent.tsv"}, "sweep": {"space": {"hidden": [8]}, "method": "grid"}})
     >>> import tempfile
@@ -226,11 +219,12 @@ def run_sweep(
         store = Store(out, plan.config, higher=plan.higher)
         staff = _engine(engine, out, workers, gpus_per_trial, _threads(plan))
         _write_plan(plan, out)
-        book = _Book(plan, store, out, listener)
+        book = Book(plan, store, out, listener)
         book.pass_on({"event": "sweep", "plan": plan, "trials": list(store.trials), "directory": out})
 
         def job(trial: Trial, seed: int) -> dict[str, Any]:
             return {
+                "task": [plan.task.name, place_of(plan.task.name)],
                 "settings": plan.settings(trial.values, seed),
                 "run": str((out / "trials" / run_key(trial, seed)).resolve()),
                 "metric": plan.metric,
@@ -246,7 +240,7 @@ def run_sweep(
 
 
 def _threads(plan: SweepPlan) -> int:
-    return int(plan.task.settings(plan.task.build(plan.base))["training"].get("threads", 0)) or 1
+    return int(plan.task.settings(plan.task.configure(plan.base))["training"].get("threads", 0)) or 1
 
 
 def _engine(name: str, out: Path, workers: int | None, share: float, cpus: int) -> Engine:
@@ -261,7 +255,7 @@ def _engine(name: str, out: Path, workers: int | None, share: float, cpus: int) 
 def _check_data(plan: SweepPlan) -> None:
     """What would fail every trial in the same way is said before the first."""
     section, _, key = plan.task.data.partition(".")
-    given = plan.task.settings(plan.task.build(plan.base))[section][key]
+    given = plan.task.settings(plan.task.configure(plan.base))[section][key]
     if {key, plan.task.data} & {parameter.key for parameter in plan.config.parameters}:
         return
     if not given:
@@ -284,7 +278,7 @@ def _check_begun(plan: SweepPlan, out: Path, resume: bool) -> None:
                 f"{out}: expected sweep.{key}={value} as before, got {getattr(plan.config, key)}; "
                 "keep it or choose another --out"
             )
-    if old.task.settings(old.task.build(old.base)) != plan.task.settings(plan.task.build(plan.base)):
+    if old.task.settings(old.task.configure(old.base)) != plan.task.settings(plan.task.configure(plan.base)):
         raise CheckpointError(f"{out}: expected the settings it was begun with, got others; choose another --out")
 
 
@@ -303,84 +297,27 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-class _Book:
-    """Keeps the files that people read up to date while a sweep goes on."""
-
-    def __init__(self, plan: SweepPlan, store: Store, out: Path, listener: Callable[[dict[str, Any]], None] | None):
-        self.plan, self.store, self.out = plan, store, out
-        self.pass_on = listener or (lambda event: None)
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        if event["event"] == "run" and "trace" in event["of"]:
-            place = self.out / "trials" / run_key(event["trial"], event["seed"])
-            write_atomically(place / "error.txt", str(event["of"]["trace"]).encode())
-        if event["event"] == "trial" and event["trial"].state != "running":
-            self.write()
-        self.pass_on(event)
-
-    def write(self) -> None:
-        """``best.yaml``, ``trials.tsv`` and ``sweep.json`` as things stand."""
-        best = self.store.best()
-        if best is not None:
-            write_atomically(self.out / "best.yaml", best_yaml(self.plan, best).encode())
-        rows = [_row(self.plan, trial) for trial in self.store.trials]
-        if rows:
-            lines = ["\t".join(rows[0]), *("\t".join(row.values()) for row in rows)]
-            write_atomically(self.out / "trials.tsv", "".join(f"{line}\n" for line in lines).encode())
-        record = {
-            "metric": self.plan.metric,
-            "higher_is_better": self.plan.higher,
-            "best": None if best is None else best.number,
-            "trials": [dataclasses.asdict(trial) | _scores(trial) for trial in self.store.trials],
-        }
-        write_atomically(self.out / "sweep.json", (json.dumps(record, ensure_ascii=False, indent=1) + "\n").encode())
-
-
-def best_yaml(plan: SweepPlan, trial: Trial) -> str:
-    """The config of a trial with its first seed, and in a comment what it reached.
-
-    >>> plan = plan_sweep({"sweep": {"space": {"hidden": [8, 16]}}})
-    >>> best_yaml(plan, Trial(1, {"hidden": 16}, "complete", {0: {"value": 0.25}})).splitlines()[0]
-    '# Trial 1 of a sweep: cer 0.2500 on the dev data (1 seed).'
-    """
-    import yaml
-
-    error = f" ± {trial.error_of_mean:.4f}" if len(trial.runs) > 1 else ""
-    seeds = f"{len(trial.runs)} seed{'s' if len(trial.runs) > 1 else ''}"
-    values = ", ".join(f"{key}={_written(value)}" for key, value in trial.values.items())
-    head = f"# Trial {trial.number} of a sweep: {plan.metric} {trial.value:.4f}{error} on the dev data ({seeds}).\n"
-    settings = plan.settings(trial.values, plan.config.seeds[0])
-    return f"{head}# {values}\n" + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-
-
-def _scores(trial: Trial) -> dict[str, float | None]:
-    return {"value": as_number(trial.value), "error_of_mean": as_number(trial.error_of_mean)}
-
-
-def _row(plan: SweepPlan, trial: Trial) -> dict[str, str]:
-    scores = {key: "" if value is None else f"{value:.6g}" for key, value in _scores(trial).items()}
-    values = {key: _written(value) for key, value in trial.values.items()}
-    row = {"trial": str(trial.number), "state": trial.state, **values, plan.metric: scores["value"]}
-    row |= {"error_of_mean": scores["error_of_mean"], "seeds": str(len(trial.runs)), "error": trial.error}
-    return {key.replace("\t", " "): value.replace("\t", " ").replace("\n", " ") for key, value in row.items()}
-
-
 def run_job(job: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """One run of a sweep: train, or go on from the last checkpoint, telling the metric after every epoch.
 
     Args:
-        job: ``settings`` (complete), ``run`` (its directory), ``metric``, ``root``, ``folder`` (that relative paths
-            start from) and ``share`` (of a GPU).
+        job: ``task`` (its name and place), ``settings`` (complete), ``run`` (its directory), ``metric``, ``root``,
+            ``folder`` (that relative paths start from) and ``share`` (of a GPU).
         tell: hears ``start`` and ``epoch`` events; where it answers False, the run stops.
 
-    >>> run_job.__name__
-    'run_job'
+    >>> import tempfile
+    >>> job = {"task": ["transduce", place_of("transduce")], "settings": {}, "run": tempfile.mkdtemp(), "root": None}
+    >>> run_job(job | {"metric": "cer", "folder": ".", "share": 0.0}, lambda event: True)
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: no training data: give `--data train.tsv` or `data.train` in the config
     """
     os.chdir(job["folder"])
     if 0 < job["share"] < 1 and torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(job["share"])
+    register(*job["task"])
     task = task_of(job["settings"])
-    config = task.build(job["settings"], where="settings")
+    config = task.configure(job["settings"], where="settings")
     run, metric = Path(job["run"]), job["metric"]
     epochs = [0]
 

@@ -237,7 +237,10 @@ def norm_at(typing_context, x, residual, weight, bias, eps, width, total, out):
         middle = mean(add)
         variance = b.fadd(mean(square), eps)
         root = b.extract_element(emitter.call("sqrt", emitter.splat(variance, 1)), emitter.size(0))
-        factor = b.fdiv(ir.Constant(emitter.element, 1.0), root)
+        # A row whose squares overflow is NaN, not 0: what has diverged must show.
+        factor = b.fadd(
+            b.fdiv(ir.Constant(emitter.element, 1.0), root), b.fmul(variance, ir.Constant(emitter.element, 0.0))
+        )
         biased = b.icmp_signed("!=", arguments[3], emitter.size(0))
 
         def write(place: Any, block: int) -> None:

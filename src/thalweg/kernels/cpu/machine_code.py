@@ -6,7 +6,6 @@ import ctypes
 import ctypes.util
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -15,6 +14,8 @@ from typing import Any
 
 import llvmlite
 from llvmlite import binding as llvm
+
+from thalweg.files import write_atomically
 
 __all__ = ["data_layout", "load_code"]
 
@@ -97,10 +98,7 @@ def _keep(path: Path, code: bytes) -> None:
     with suppress(OSError):
         for old in path.parent.glob(f"{path.name.rsplit('.', 2)[0]}.*.o"):
             old.unlink()
-        handle, draft = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(code)
-        os.replace(draft, path)
+        write_atomically(path, code)
 
 
 def load_code(name: str, write: Callable[[], str], *, keep: bool = True, unroll: bool = True) -> int:

@@ -15,7 +15,17 @@ from numba import njit
 
 from thalweg.kernels.cpu.decode_memory import float_at, index_at, put_float, put_index, take
 from thalweg.kernels.cpu.decoding import dot_at
-from thalweg.kernels.cpu.memory_tiles import PANEL, clear, fetch, mixed_tile, move, raise_top, scores_tile, weigh
+from thalweg.kernels.cpu.memory_tiles import (
+    PANEL,
+    clear,
+    fetch,
+    mixed_tile,
+    move,
+    not_finite,
+    raise_top,
+    scores_tile,
+    weigh,
+)
 
 __all__ = ["SLOTS", "begin", "join", "pass_part", "room_for", "squares", "work"]
 
@@ -33,9 +43,9 @@ _TOP, _TOTAL, _SHRINK, _MOVED, _FLAGS, _HEADS = 4, 5, 6, 7, 11, 12
 _REST = 1 << 40  # added to the steps of a lane whose query is at rest and only wants its energy
 _LOG_2 = math.log(2.0)
 _NAN = math.nan
-# The weight of the best pattern is 1, or what rounding makes of a large score. Where scores are infinite or no numbers,
-# every weight is 2^-100, and all together are less than this.
-_LEAST_TOTAL = 2.0**-75
+# The weight of the best pattern is 1. Where all scores are -inf they are all 0, where one is +inf or no number NaN.
+_LEAST_TOTAL = 0.5
+_LOWEST = -float(np.finfo(np.float32).max)  # from which -inf is still below
 
 _options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
 _scores_6, _scores_4, _scores_1 = scores_tile(6, 2), scores_tile(4, 2), scores_tile(1, 2)
@@ -124,13 +134,16 @@ def _sweep(table, head, room, low, high):
     scores = mixed + outer * _ROW
     for lane in range(PANEL):
         empty = index_at(head, lane) < 0  # no score comes near the top of an empty lane
-        put_float(top, lane, 1e30 if empty else -math.inf)
+        put_float(top, lane, 1e30 if empty else _LOWEST)
     clear(total, 1)
     clear(mixed, outer)
     while low < high:
         count = min(block, high - low)
         _score(keys + low * key_stride, key_stride, panel, inner, count, scores, few, block * key_stride)
-        if raise_top(scores, count, factor, gap, top, shrink):
+        near = raise_top(scores, count, factor, gap, top, shrink)
+        if not near and mixing and values != keys:  # what counts for nothing spoils the mixture all the same
+            near = not_finite(values + low * value_stride, value_stride, count, outer)
+        if near:
             weigh(scores, count, factor, top, shrink, total)
             if mixing:
                 _mix(values + low * value_stride, value_stride, scores, count, shrink, outer, mixed, few)
@@ -222,7 +235,8 @@ def _step(table, room):
         resting = step >= _REST
         step -= _REST if resting else 0
         energies = index_at(table, ENERGIES) + query * (most + 1) * 4
-        lse = (float_at(top, lane) * _LOG_2 + math.log(float_at(total, lane))) / beta
+        weight = float_at(total, lane)
+        lse = (float_at(top, lane) * _LOG_2 + math.log(weight)) / beta if weight > _LEAST_TOTAL else _NAN
         energy = offset + float_at(moved, 2 * PANEL + lane) / 2 - lse
         put_float(energies, step, energy)
         if resting:
@@ -233,7 +247,7 @@ def _step(table, room):
             continue
         step += 1
         way = float_at(moved, lane)
-        if way != way or not float_at(total, lane) > _LEAST_TOTAL:
+        if way != way or not weight > _LEAST_TOTAL:
             _spoil(table, query, inner, most, energies, step)
             put_index(room, lane, -1)
             continue

@@ -16,11 +16,22 @@ from numba.core import cgutils
 
 from thalweg.kernels.cpu.emitter import LANES, Emitter, intrinsic
 
-__all__ = ["LEAST", "PANEL", "clear", "fetch", "mixed_tile", "move", "raise_top", "scores_tile", "weigh"]
+__all__ = [
+    "LEAST",
+    "PANEL",
+    "clear",
+    "fetch",
+    "mixed_tile",
+    "move",
+    "not_finite",
+    "raise_top",
+    "scores_tile",
+    "weigh",
+]
 
 # Queries of a panel.
 PANEL = 2 * LANES
-# Powers of two below 2^LEAST are given as 2^LEAST: next to a sum of at least 1 they are nothing.
+# Powers of two below 2^LEAST are given as 0: next to a sum of at least 1 they are nothing.
 LEAST = -100.0
 # 2^r for |r| <= 1/2 to 2e-9, fitted by the exchange algorithm of Remez to the least relative error.
 _POWER = (
@@ -50,9 +61,11 @@ def _put(emitter: Emitter, pointer: Any, row: Any, values: list[Any]) -> None:
 
 
 def _power(emitter: Emitter, x: Any) -> Any:
-    """2^x of numbers <= 0, those below ``LEAST`` and NaN as 2^LEAST."""
+    """2^x of numbers <= 0, 0 of those below ``LEAST``; NaN stays."""
     b, width = emitter.builder, x.type.count
-    x = emitter.larger(x, emitter.constant(LEAST, width))
+    least = emitter.constant(LEAST, width)
+    below = b.fcmp_ordered("<", x, least)
+    x = b.select(below, least, x)
     n = emitter.call("rint", x)
     r = b.fsub(x, n)
     p = emitter.constant(_POWER[-1], width)
@@ -60,7 +73,7 @@ def _power(emitter: Emitter, x: Any) -> Any:
         p = emitter.call("fma", p, r, emitter.constant(factor, width))
     kind = ir.VectorType(_INT, width)
     bits = b.shl(b.fptosi(n, kind), ir.Constant(kind, [23] * width))  # added to the exponent of p, which is about 1
-    return b.bitcast(b.add(b.bitcast(p, kind), bits), x.type)
+    return b.select(below, emitter.constant(0.0, width), b.bitcast(b.add(b.bitcast(p, kind), bits), x.type))
 
 
 def _products(
@@ -173,11 +186,35 @@ def clear(typing_context, address, rows):
 
 
 @intrinsic
+def not_finite(typing_context, x, stride, count, width):
+    """Not 0 where a number of ``count`` rows of ``width`` numbers, ``stride`` bytes apart, is infinite or none."""
+
+    def codegen(context, builder, signature, arguments):
+        emitter, b = Emitter(context, builder, types.float32), builder
+        first, stride, count, width = arguments
+        sums = {lanes: emitter.variable(emitter.constant(0.0, lanes)) for lanes in (4 * LANES, LANES, 1)}
+        with emitter.loop(emitter.size(0), count, 1) as row:
+            pointer = _pointer(emitter, b.add(first, b.mul(row, stride)))
+
+            def body(place: Any, lanes: int, pointer: Any = pointer) -> None:
+                entry = emitter.load(emitter.at(pointer, place), lanes)
+                total = emitter.call("fma", entry, emitter.constant(0.0, lanes), b.load(sums[lanes]))
+                b.store(total, sums[lanes])
+
+            emitter.blocks(width, (4 * LANES, LANES, 1), body)
+        wide, narrow, single = (emitter.reduce(b.load(place), b.fadd) for place in sums.values())
+        total = b.fadd(wide, b.fadd(narrow, single))
+        return b.zext(b.fcmp_unordered("uno", total, total), ir.IntType(64))
+
+    return types.int64(*(types.int64,) * 4), codegen
+
+
+@intrinsic
 def raise_top(typing_context, scores, count, factor, gap, top, shrink):
     """``top = max(top, factor max_n scores[n])`` lane by lane and ``shrink = 2^(old top - new top)``.
 
     Returns 0 where all these scores lie more than ``gap`` below the top of their lane, so that they count for nothing;
-    nothing has changed then.
+    nothing has changed then. Scores that are infinite or no numbers count.
     """
 
     def codegen(context, builder, signature, arguments):
@@ -185,13 +222,19 @@ def raise_top(typing_context, scores, count, factor, gap, top, shrink):
         scores, top, shrink = (_pointer(emitter, arguments[k]) for k in (0, 4, 5))
         factor, gap = (emitter.splat(arguments[k], LANES) for k in (2, 3))
         best = [emitter.variable(emitter.constant(float("-inf"), LANES)) for _ in range(2)]
+        wrong = [emitter.variable(emitter.constant(0.0, LANES)) for _ in range(2)]  # NaN where a score is not finite
+        nothing = emitter.constant(0.0, LANES)
         with emitter.loop(emitter.size(0), arguments[1], 1) as n:
-            for place, entry in zip(best, _vectors(emitter, scores, n, 2), strict=True):
+            for place, flag, entry in zip(best, wrong, _vectors(emitter, scores, n, 2), strict=True):
                 b.store(emitter.larger(entry, b.load(place)), place)
+                b.store(emitter.call("fma", entry, nothing, b.load(flag)), flag)
         zero = emitter.size(0)
         old = _vectors(emitter, top, zero, 2)
         here = [b.fmul(b.load(x), factor) for x in best]
-        near = [b.fcmp_unordered("uge", x, b.fsub(y, gap)) for x, y in zip(here, old, strict=True)]
+        near = [
+            b.fcmp_unordered("uge", b.fadd(x, b.load(flag)), b.fsub(y, gap))
+            for x, y, flag in zip(here, old, wrong, strict=True)
+        ]
         new = [emitter.larger(x, y) for x, y in zip(here, old, strict=True)]
         _put(emitter, top, zero, new)
         _put(emitter, shrink, zero, [_power(emitter, b.fsub(x, y)) for x, y in zip(old, new, strict=True)])
@@ -214,7 +257,8 @@ def weigh(typing_context, scores, count, factor, top, shrink, total):
         sums = [emitter.variable(emitter.constant(0.0, LANES)) for _ in range(2)]
         with emitter.loop(zero, arguments[1], 1) as n:
             entries = _vectors(emitter, scores, n, 2)
-            powers = [_power(emitter, emitter.call("fma", x, factor, y)) for x, y in zip(entries, level, strict=True)]
+            # Rounded as the top was: the best weight is 1 however large its score.
+            powers = [_power(emitter, b.fadd(b.fmul(x, factor), y)) for x, y in zip(entries, level, strict=True)]
             _put(emitter, scores, n, powers)
             for place, power in zip(sums, powers, strict=True):
                 b.store(b.fadd(b.load(place), power), place)

@@ -56,7 +56,12 @@ class Entry:
 
 
 # The mailbox holds int64: the number of the job, whether it is open, its function and argument, how many helpers are
-# wanted, 1 when all is over; from 16 on how many helpers are at work, from 32 on which of them sleep.
+# wanted, 1 when all is over, 1 while a caller has it, bits of the helpers that are to be woken; from 16 on how many
+# helpers are at work, from 32 on which of them sleep.
+#
+# An exception (Ctrl-C) may pass through the caller between any two of its steps. So what must not be torn is one call:
+# `take` gets the mailbox and tells the caller so in its own memory, `post` opens the job and notes who is to be woken,
+# `close` returns when no helper is at work any more and the mailbox is free again.
 #
 # A helper says that it is at work before it looks whether the job is open; the caller closes the job before it looks
 # whether a helper is at work. So either the helper keeps out or the caller waits, and nothing is touched that is gone.
@@ -127,16 +132,27 @@ stay:
 sleep:
   ret i64 %last
 }
-define i64 @post(ptr %box, i64 %count) {
+define void @take(ptr %box, ptr %mine) {
+entry:
+  %owner = getelementptr i64, ptr %box, i64 6
+  %pair = cmpxchg ptr %owner, i64 0, i64 1 seq_cst seq_cst
+  %won = extractvalue {i64, i1} %pair, 1
+  %word = zext i1 %won to i64
+  store i64 %word, ptr %mine, align 8
+  ret void
+}
+define void @post(ptr %box, i64 %count) {
 entry:
   %open = getelementptr i64, ptr %box, i64 1
+  %wake = getelementptr i64, ptr %box, i64 7
   %flags = getelementptr i64, ptr %box, i64 32
+  %left = load i64, ptr %wake, align 8
   store atomic i64 1, ptr %open seq_cst, align 8
   %job = atomicrmw add ptr %box, i64 1 seq_cst
   br label %look
 look:
   %who = phi i64 [0, %entry], [%next, %look]
-  %mask = phi i64 [0, %entry], [%more, %look]
+  %mask = phi i64 [%left, %entry], [%more, %look]
   %flag = getelementptr i64, ptr %flags, i64 %who
   %down = atomicrmw xchg ptr %flag, i64 0 seq_cst
   %bit = shl i64 %down, %who
@@ -145,16 +161,18 @@ look:
   %done = icmp sge i64 %next, %count
   br i1 %done, label %end, label %look
 end:
-  ret i64 %more
+  store i64 %more, ptr %wake, align 8
+  ret void
 }
-define i64 @close(ptr %box, i64 %spins) {
+define void @close(ptr %box, i64 %spins) {
 entry:
   %open = getelementptr i64, ptr %box, i64 1
+  %owner = getelementptr i64, ptr %box, i64 6
   %active = getelementptr i64, ptr %box, i64 16
   store atomic i64 0, ptr %open seq_cst, align 8
   br label %look
 look:
-  %left = phi i64 [%spins, %entry], [%less, %wait]
+  %left = phi i64 [%spins, %entry], [%less, %wait], [1, %yield]
   %busy = load atomic i64, ptr %active seq_cst, align 8
   %none = icmp eq i64 %busy, 0
   br i1 %none, label %end, label %wait
@@ -162,29 +180,41 @@ wait:
   PAUSE
   %less = sub i64 %left, 1
   %tired = icmp sle i64 %less, 0
-  br i1 %tired, label %end, label %look
+  br i1 %tired, label %yield, label %look
+yield:
+  YIELD
+  br label %look
 end:
-  ret i64 %busy
+  store atomic i64 0, ptr %owner seq_cst, align 8
+  ret void
 }
 """
 
 
 @cache
-def _compiled() -> tuple[Any, Any, Any]:
-    """``serve(box, who, seen, spins)``, ``post(box, count)`` and ``close(box, spins)``, in milliseconds."""
+def _compiled() -> tuple[Any, ...]:
+    """``serve(box, who, seen, spins)``, ``take(box, mine)``, ``post(box, count)`` and ``close(box, spins)``."""
     hint = platform.machine().lower() in ("x86_64", "amd64")  # to the processor: this is a loop that waits
     pause = "void @llvm.x86.sse2.pause()"
-    code = _MAILBOX.replace("PAUSE", f"call {pause}" if hint else "") + (f"declare {pause}" if hint else "")
+    yielded = "i32 @sched_yield()" if os.name == "posix" else ""  # a helper may have lost its core to this very thread
+    code = _MAILBOX.replace("PAUSE", f"call {pause}" if hint else "") + (f"declare {pause}\n" if hint else "")
+    code = code.replace("YIELD", f"%gone = call {yielded}" if yielded else "") + (
+        f"declare {yielded}" if yielded else ""
+    )
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), machine)
     engine.finalize_object()
     word, box = ctypes.c_int64, ctypes.c_void_p
-    kinds = {"serve": (box, word, word, word), "post": (box, word), "close": (box, word)}
-    serve, post, close = (ctypes.CFUNCTYPE(word, *k)(engine.get_function_address(n)) for n, k in kinds.items())
+    kinds = {
+        "serve": (word, box, word, word, word),
+        "take": (None, box, box),
+        "post": (None, box, word),
+        "close": (None, box, word),
+    }
     _keep.append(engine)
-    return serve, post, close
+    return tuple(ctypes.CFUNCTYPE(*k)(engine.get_function_address(n)) for n, k in kinds.items())
 
 
 _keep: list[Any] = []  # code that threads may be in
@@ -195,9 +225,7 @@ class _Helpers:
 
     def __init__(self) -> None:
         self.box = (ctypes.c_int64 * (32 + _MOST))()
-        self.busy = Lock()
-        self.locks: list[Any] = []
-        self.threads: list[Thread] = []
+        self.threads: list[tuple[Thread, Any]] = []  # each with the lock that it sleeps at
 
     def _serve(self, who: int, lock: Any) -> None:
         serve, seen = _compiled()[0], 0
@@ -210,43 +238,56 @@ class _Helpers:
             lock = Lock()
             lock.acquire()
             thread = Thread(target=self._serve, args=(len(self.threads), lock), daemon=True, name="thalweg")
+            self.threads.append((thread, lock))
             try:
                 thread.start()
             except RuntimeError:  # the system gives no more, or the interpreter is ending
+                self.threads.pop()
                 return len(self.threads)
-            self.locks.append(lock)
-            self.threads.append(thread)
         return count
 
+    def _wake(self) -> None:
+        """Let go of the locks of helpers that were asleep, those included that an interrupted call has left."""
+        while mask := self.box[7]:
+            who = (mask & -mask).bit_length() - 1
+            lock = self.threads[who][1]
+            if lock.locked():
+                lock.release()
+            self.box[7] = mask & (mask - 1)
+
     def call(self, entry: Entry, argument: Any, count: int) -> None:
-        """``entry`` by this thread and up to ``count`` helpers; ``busy`` is held."""
-        _, post, close = _compiled()
-        count = self._grow(count)
-        box = self.box
-        box[2], box[3], box[4] = entry.address, ctypes.addressof(argument), count
-        asleep = post(box, count)
-        who = 0
-        while asleep:
-            if asleep & 1:
-                self.locks[who].release()
-            asleep, who = asleep >> 1, who + 1
-        entry.call(argument)
-        while close(box, _SPINS):
-            time.sleep(5e-5)  # a helper is in the midst of a part and has lost its core, perhaps to this thread
+        """``entry`` by this thread and up to ``count`` helpers, or by this one alone where another caller has them."""
+        _, take, post, close = _compiled()
+        box, mine = self.box, (ctypes.c_int64 * 1)()
+        try:
+            take(box, mine)
+            if mine[0]:
+                count = self._grow(count)
+                box[2], box[3], box[4] = entry.address, ctypes.addressof(argument), count
+                post(box, count)
+                self._wake()
+            entry.call(argument)
+        finally:
+            # Whatever was raised, helpers are done with the caller's memory when this returns.
+            if mine[0]:
+                close(box, _SPINS)
 
     def end(self) -> None:
         """Let every helper return before the code that it runs is taken away."""
-        if not self.threads or not self.busy.acquire(timeout=1.0):
+        if not self.threads:
             return
-        self.box[4], self.box[5] = 0, 1  # no one is to join what is posted now
-        asleep = _compiled()[1](self.box, len(self.threads))
-        for who, lock in enumerate(self.locks):
-            if asleep >> who & 1:
-                lock.release()
-        for thread in self.threads:
-            thread.join(1.0)
-        self.threads, self.locks = [], []
-        self.busy.release()
+        _, take, post, close = _compiled()
+        mine, last = (ctypes.c_int64 * 1)(), time.monotonic() + 1.0
+        while not mine[0] and time.monotonic() < last:
+            take(self.box, mine)
+        if mine[0]:
+            self.box[4], self.box[5] = 0, 1  # no one is to join what is posted now
+            post(self.box, len(self.threads))
+            self._wake()
+            for thread, _ in self.threads:
+                thread.join(1.0)
+            self.threads = []
+            close(self.box, _SPINS)
 
 
 _helpers = _Helpers()
@@ -290,11 +331,8 @@ def share(work: int, most: int) -> tuple[int, int]:
 
 def enter(entry: Entry, argument: ctypes.Array, threads: int) -> None:
     """``entry(argument)`` by this thread and, where they are free, helpers: ``threads`` in all share out the work."""
-    if threads > 1 and (helpers := _helpers).busy.acquire(blocking=False):
-        try:
-            helpers.call(entry, argument, threads - 1)
-        finally:
-            helpers.busy.release()
+    if threads > 1:
+        _helpers.call(entry, argument, threads - 1)
     else:
         entry.call(argument)
 

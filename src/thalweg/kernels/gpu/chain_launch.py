@@ -431,11 +431,7 @@ def values_and_gradients(
 
 
 class Guess:
-    """That all values are finite and no item needs the log domain: the device says whether that is so.
-
-    >>> Guess.settled.__name__
-    'settled'
-    """
+    """That all values are finite and no item needs the log domain: the device says whether that is so."""
 
     __slots__ = ("_found", "_inputs", "_labelled", "_letter", "_plan", "_room")
 

@@ -122,9 +122,6 @@ def attend_past(
 
     ``queries`` (R, D); ``cache`` (T, R, 2, D); ``lineage`` (R, T) of the steps before, of which the kernel before this
     one must have written nothing, as of the cache; ``position`` a tensor with one number.
-
-    >>> attend_past.__name__
-    'attend_past'
     """
     rows, width = queries.shape
     size = width // heads
@@ -284,11 +281,7 @@ def _rows(
 def attend_source(
     queries: Tensor, memory: Tensor, lengths: Tensor, heads: int, out: Tensor | Halves
 ) -> Tensor | Halves:
-    """The same over ``memory`` (A, S, 2, D) of each row's source, s < lengths[a]; R / A rows in a row share one.
-
-    >>> attend_source.__name__
-    'attend_source'
-    """
+    """The same over ``memory`` (A, S, 2, D) of each row's source, s < lengths[a]; R / A rows in a row share one."""
     rows, width = queries.shape
     steps = (rows // len(memory), memory.shape[1], width, 2 * width)
     return _attend(queries, memory, lengths, heads, out, steps, early=True)
@@ -298,9 +291,6 @@ def attend_places(projected: Tensor, lengths: Tensor, places: int, heads: int, o
     """The same of an encoder: each of S = ``places`` rows of a source asks all of its first lengths[a]; (A S, D).
 
     ``projected`` (A S, 3 D) has queries, keys and values.
-
-    >>> attend_places.__name__
-    'attend_places'
     """
     width = projected.shape[1] // 3
     steps = (places, places, 3 * width, 3 * width)
@@ -368,9 +358,6 @@ def rotate(queries: Tensor, cache: Tensor, table: Tensor, position: Tensor, head
     """Rotary positions, in place: ``queries`` (R, D) and the keys in ``cache[position]`` (R, 2, D).
 
     ``table`` (T, 2, D / heads / 2) holds cosines and sines of the angles of every position.
-
-    >>> rotate.__name__
-    'rotate'
     """
     rows, width = queries.shape
     size, launched = width // heads, overlapped(queries)

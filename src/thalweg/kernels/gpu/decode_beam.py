@@ -1,6 +1,6 @@
 """The search's part of a decoding step in one launch: a program for each item ranks, ends, keeps and reorders.
 
-It does what :mod:`thalweg.inference.beam` does with tensors, on rows whose number never changes.
+It does what :mod:`thalweg.inference.search.beam` does with tensors, on rows whose number never changes.
 """
 
 from __future__ import annotations
@@ -217,9 +217,6 @@ def advance(
 
     ``lineage`` (A W, T), where given, is reordered with the rows and gets each row's own number for the step to come.
     ``seen`` (1,) int32 gets the number of items that are not done; it may be memory of the host.
-
-    >>> advance.__name__
-    'advance'
     """
     (items, width), V = beam.live.shape, logits.shape[1]
     capacity = 0 if lineage is None else lineage.shape[1]
@@ -289,9 +286,6 @@ def start(beam: Beam, count: Tensor, bos: int, lineage: Tensor | None = None) ->
     """Begin anew with the first ``count`` (1,) int32 items; the others are done before they begin.
 
     ``lineage`` (A W, T), where given: rows come from themselves in the first step.
-
-    >>> start.__name__
-    'start'
     """
     (items, width), k = beam.live.shape, beam.rank.shape[1]
     launched = overlapped(beam.live)
@@ -397,9 +391,6 @@ def trace(beam: Beam, vocab_size: int, count: Tensor, summary: Tensor) -> Traced
 
     They are the length of the longest among the first ``count`` (1,) items, and whether the best of an item is NaN or
     +inf.
-
-    >>> trace.__name__
-    'trace'
     """
     capacity, items, width = beam.history.shape
     k = beam.rank.shape[1]

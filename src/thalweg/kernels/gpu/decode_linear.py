@@ -321,9 +321,6 @@ def linear(
     """``out = f(norm(x) W' + b) + residual``: x (R, K), W (N, K), out (R, N); the residual normalised if so asked.
 
     ``swiglu`` is (x W' + b) silu(x G' + g) with ``gate`` = (G, g).
-
-    >>> linear.__name__
-    'linear'
     """
     return _start(x, weight, bias, out, norm, activation, gate, residual, residual_norm, None, None)
 
@@ -331,11 +328,7 @@ def linear(
 def project(
     x: Tensor, weight: Tensor, bias: Tensor, queries: Tensor, cache: Tensor, position: Tensor, norm: Norm | None
 ) -> None:
-    """Queries, keys and values of a step at once: W (3 D, D); the keys and values go to ``cache[position]`` (R, 2, D).
-
-    >>> project.__name__
-    'project'
-    """
+    """Queries, keys and values of a step at once: W (3 D, D); keys and values go to ``cache[position]`` (R, 2, D)."""
     _start(x, weight, bias, queries, norm, "none", None, None, None, cache, position)
 
 
@@ -426,11 +419,7 @@ def _embed(
 
 
 def embed(fed: Fed, out: Tensor) -> Tensor:
-    """``out[r] = scale table[tokens[r]] + positions[position]``, (R, D).
-
-    >>> embed.__name__
-    'embed'
-    """
+    """``out[r] = scale table[tokens[r]] + positions[position]``, (R, D)."""
     width, launched = fed.table.shape[1], overlapped(out)
     kernel: Any = _embed
     kernel[(len(fed.tokens),)](
@@ -477,9 +466,6 @@ def place(tokens: Tensor, mask: Tensor, to: Tensor, to_mask: Tensor, pad: int, c
     """Sources (B, S) and which symbols are real into larger buffers (A, P); what is left is sources of one symbol.
 
     ``count`` (1,) int32 gets B.
-
-    >>> place.__name__
-    'place'
     """
     steps = (*tokens.stride(), *mask.stride())
     size: Any = triton.next_power_of_2(to.shape[1])

@@ -214,9 +214,6 @@ def multiply(
     With a residual ``out`` may be (P, R, N): the sums over each P-th of the terms, bias and residual in the first.
     With ``cache`` (T, R, 2, D) and ``position`` W is (3 D, D): ``out`` gets the queries, ``cache[position]`` keys and
     values. ``swiglu`` is (x W' + b) silu(x G' + g) with ``gate`` G.
-
-    >>> multiply.__name__
-    'multiply'
     """
     (rows, inner), outer, block = x.high.shape, len(matrix.high), x.block
     width = outer // 3

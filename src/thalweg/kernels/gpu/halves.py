@@ -138,11 +138,7 @@ class Matrices:
 
 
 def split(table: Tensor, high: Tensor, low: Tensor, scales: Tensor, longest: int) -> None:
-    """Rows of matrices in two halves: ``table`` (rows, 3) has the address, length and first place of each.
-
-    >>> split.__name__
-    'split'
-    """
+    """Rows of matrices in two halves: ``table`` (rows, 3) has the address, length and first place of each."""
     kernel: Any = _split
     launched = overlapped(high)
     kernel[(len(table),)](
@@ -231,9 +227,6 @@ def normalise(x: Tensor, norm: Norm | None, to: Halves, *, keep: bool = False, f
     """LayerNorm of the rows of ``x`` (R, D), or x as it is, in two halves; kept in ``x`` too if so asked.
 
     With x (P, R, D) of their sum, which takes the place of the first of them. What is ``fed`` takes the place of x.
-
-    >>> normalise.__name__
-    'normalise'
     """
     (rows, width), blocks = x.shape[-2:], to.scales.shape[1]
     gain, shift, eps = norm or (x, x, 0.0)

@@ -209,11 +209,7 @@ def resumed(
 
 
 def here() -> tuple[int, int]:
-    """The current device and its current stream, where launches go.
-
-    >>> here.__name__
-    'here'
-    """
+    """The current device and its current stream, where launches go."""
     device = torch.cuda.current_device()
     return device, _stream(device)
 

@@ -103,7 +103,7 @@ class Mailbox:
             (self.free if everything or slot.word.value >= 0 else self.late).append(slot)
 
     def _made(self) -> list[_Slot]:
-        memory = torch.empty((_SLOTS, 2), dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        memory = torch.empty((_SLOTS, 2), dtype=torch.int64, device="cpu", pin_memory=self.device.type == "cuda")
         return [_Slot(x, ctypes.c_int64.from_address(x.data_ptr())) for x in memory.unbind(0)]
 
 

@@ -133,11 +133,7 @@ def _bytes(mask: Tensor | None) -> Tensor | None:
 def associate(
     queries: Tensor, keys: Tensor, values: Tensor, beta: float | Tensor, mask: Tensor | None, block: int | None
 ) -> tuple[Tensor, Tensor]:
-    """:func:`thalweg.kernels.memory.associate` in two launches.
-
-    >>> associate.__name__
-    'associate'
-    """
+    """:func:`thalweg.kernels.memory.associate` in two launches."""
     if not (_fits(keys) and _fits(values)):
         return reference.associate(queries, keys, values, beta, mask, block)
     same = keys is values
@@ -155,11 +151,7 @@ def associate(
 
 
 def attend(queries: Tensor, patterns: Tensor, beta: float) -> Tensor | None:
-    """:func:`thalweg.kernels.memory.attend` in one launch or two; None where PyTorch's attention is faster.
-
-    >>> attend.__name__
-    'attend'
-    """
+    """:func:`thalweg.kernels.memory.attend` in one launch or two; None where PyTorch's attention is faster."""
     shape, count = queries.shape, patterns.shape[-2]
     if shape[-2] * count <= _SMALL:
         short = count <= _SHORT and shape[-1] <= programs.HELD.value
@@ -206,11 +198,7 @@ def _at_once(queries: Tensor, patterns: Tensor, beta: float) -> Tensor:
 def settle(
     queries: Tensor, patterns: Tensor, beta: float, max_steps: int, tol: float, mask: Tensor | None, block: int | None
 ) -> Settled:
-    """:func:`thalweg.kernels.memory.settle` in one launch, or by products of the matrix library.
-
-    >>> settle.__name__
-    'settle'
-    """
+    """:func:`thalweg.kernels.memory.settle` in one launch, or by products of the matrix library."""
     if not _fits(patterns):
         return reference.settle(queries, patterns, beta, max_steps, tol, mask, block)
     with on_device_of(queries):
@@ -313,9 +301,5 @@ def _jointly(course: Course, patterns: Tensor, mask: Tensor | None, limits: Limi
 
 
 def nearest(queries: Tensor, keys: Tensor, k: int, mask: Tensor | None, block: int | None) -> tuple[Tensor, Tensor]:
-    """:func:`thalweg.kernels.memory.nearest` by the matrix library, in blocks that are worth a launch.
-
-    >>> nearest.__name__
-    'nearest'
-    """
+    """:func:`thalweg.kernels.memory.nearest` by the matrix library, in blocks that are worth a launch."""
     return reference.nearest(queries, keys, k, mask, block or 1 << 16)

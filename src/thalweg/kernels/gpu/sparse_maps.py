@@ -288,31 +288,19 @@ def _launch(scores: Tensor, alpha: Tensor | float, gold: Tensor | None, valued: 
 
 
 def entmax(scores: Tensor, alpha: Tensor | float) -> Tensor:
-    """Weights of rows ``(R, N)``, N > 0, of float32 or float64; alpha a number or ``(R, 1)``.
-
-    >>> entmax.__name__
-    'entmax'
-    """
+    """Weights of rows ``(R, N)``, N > 0, of float32 or float64; alpha a number or ``(R, 1)``."""
     with on_device_of(scores):
         return _launch(scores, alpha, None, False)[1]
 
 
 def entmax_value(scores: Tensor, alpha: Tensor | float, gold: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Conjugates ``(R,)``, or losses for gold ``(R,)`` int64, and their gradient ``(R, N)``, in one launch.
-
-    >>> entmax_value.__name__
-    'entmax_value'
-    """
+    """Conjugates ``(R,)``, or losses for gold ``(R,)`` int64, and their gradient ``(R, N)``, in one launch."""
     with on_device_of(scores):
         return _launch(scores, alpha, gold, True)
 
 
 def entmax_vjp(weights: Tensor, grad: Tensor, alpha: Tensor | float) -> Tensor:
-    """The gradient in the scores ``(R, N)`` from the weights and the gradient in them.
-
-    >>> entmax_vjp.__name__
-    'entmax_vjp'
-    """
+    """The gradient in the scores ``(R, N)`` from the weights and the gradient in them."""
     weights, grad = weights.detach(), grad.detach().contiguous()
     rows, size = weights.shape
     out = torch.empty_like(weights)

@@ -75,8 +75,11 @@ def _pass(
         if values is not None:
             mixed = mixed * shrink + weights @ _clean(_wide(values[part]), present)
         largest = new
-    lse = (largest + total.log()) / beta  # -inf where nothing is present
-    return mixed / torch.where(total == 0, 1.0, total), lse[:, 0]
+    # Where nothing is present they are 0 and -inf; where all that is there scores -inf, a query is not a number.
+    there = torch.nan if mask is None else torch.where(mask.any(), torch.nan, 1.0).to(total.dtype)
+    total = torch.where(total == 0, there if len(keys) else 1.0, total)
+    lse = torch.where(largest == -torch.inf, total.log() - torch.inf, largest + total.log()) / beta
+    return mixed / total, lse[:, 0]
 
 
 def _passes(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg.kernels.potentials import Chain
-from thalweg.kernels.reference.chain import inside, tidied
+from thalweg.kernels.reference.recursion import inside, tidied
 from thalweg.kernels.semirings import Semiring
 
 __all__ = ["product", "scan"]

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from thalweg.errors import ShapeError
 from thalweg.kernels.potentials import Chain, SparseTransitions
-from thalweg.kernels.reference.chain import best, clean, emitted, inside, normalised, prefixes, run, trace
+from thalweg.kernels.reference.chain import best, emitted, normalised
+from thalweg.kernels.reference.recursion import clean, inside, prefixes, run, trace
 from thalweg.kernels.semirings import Entropy, Expectation, Log, Max, Sample, Segments, Semiring
 
 __all__ = [

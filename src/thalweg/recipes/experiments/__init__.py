@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import ConfigError, nearest
-from thalweg.learning.checkpoint import write_atomically
+from thalweg.files import write_atomically
 from thalweg.recipes.experiments.capacity import CapacitySettings, run_capacity
 from thalweg.recipes.experiments.decay import DecaySettings, run_decay
 from thalweg.recipes.experiments.densities import DensitiesSettings, run_densities
@@ -22,7 +22,8 @@ from thalweg.recipes.experiments.landscape import LandscapeSettings, run_landsca
 from thalweg.recipes.experiments.losses import LossesSettings, run_losses
 from thalweg.recipes.experiments.page import experiment_page
 from thalweg.recipes.experiments.plots import house_style
-from thalweg.tasks.config import build_config
+from thalweg.tasks.config import config_from
+from thalweg.tasks.yaml_text import parse_word
 
 __all__ = ["EXPERIMENTS", "Experiment", "Order", "build_settings", "perform"]
 
@@ -88,8 +89,6 @@ def build_settings(experiment: str, raw: Mapping[str, Any], overrides: Sequence[
     ...
     thalweg.errors.ConfigError: recipe x: `storde` is not a setting; did you mean `stored`?
     """
-    import yaml
-
     if experiment not in EXPERIMENTS:
         raise ConfigError(f"{where}: experiment `{experiment}` is not known; {nearest(experiment, EXPERIMENTS)}")
     given = dict(raw)
@@ -97,11 +96,8 @@ def build_settings(experiment: str, raw: Mapping[str, Any], overrides: Sequence[
         key, equals, value = word.partition("=")
         if not equals:
             raise ConfigError(f"{where}: expected `key=value`, got `{word}`")
-        try:
-            given[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            given[key.strip()] = value
-    return build_config(given, EXPERIMENTS[experiment].settings, where=where)
+        given[key.strip()] = parse_word(value)
+    return config_from(given, EXPERIMENTS[experiment].settings, where=where)
 
 
 def perform(
@@ -113,9 +109,6 @@ def perform(
 
     Returns:
         The page, the tables and the pictures' paths.
-
-    >>> perform.__name__
-    'perform'
     """
     results = out / order.results
     if fresh:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from thalweg.energies.latent import BranchEnergy, Elimination
 from thalweg.inference.langevin import langevin
-from thalweg.learning.contrasts import from_sampler
 from thalweg.learning.losses import nll, square_square
+from thalweg.learning.losses.contrasts import from_sampler
 from thalweg.recipes.experiments.findings import Picture
 from thalweg.recipes.experiments.plots import canvas, to_png
 
@@ -102,11 +102,7 @@ def measure_branches(energy: BranchEnergy) -> dict[str, float]:
 
 
 def draw_branches(energies: dict[str, BranchEnergy], seed: int) -> Picture:
-    """The free energy over x and y, the data, and the answers that inference gives.
-
-    >>> draw_branches.__name__
-    'draw_branches'
-    """
+    """The free energy over x and y, the data, and the answers that inference gives."""
     figure, axes = canvas(1, len(energies), (2.3 * len(energies) + 0.7, 2.5), sharey=True)
     pairs = fork_pairs(150, seed)
     x, y = torch.linspace(-1, 1, 121).unsqueeze(1), torch.linspace(-EDGE, EDGE, 121).unsqueeze(1)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.energies.hopfield import HopfieldMemory
+from thalweg.energies.hopfield.memory import HopfieldMemory
 from thalweg.errors import ConfigError
-from thalweg.layers.separations import separation as named_separation
+from thalweg.layers.hopfield.separation_maps import separation as named_separation
 from thalweg.recipes.experiments.capacity_plots import draw_breakdown, draw_growth
 from thalweg.recipes.experiments.findings import Findings, Say, Table, check_positive, mean_and_spread
 
@@ -135,11 +135,7 @@ def crossing(xs: list[float], rates: list[float], level: float = 0.5) -> float:
 
 
 def run_capacity(settings: CapacitySettings, seeds: tuple[int, ...], say: Say) -> Findings:
-    """Measure where retrieval breaks down for each memory, and fit the growth of the modern ones.
-
-    >>> run_capacity.__name__
-    'run_capacity'
-    """
+    """Measure where retrieval breaks down for each memory, and fit the growth of the modern ones."""
     modern = {name: _modern(settings, name, seeds) for name in settings.separations}
     for name, found in modern.items():
         say(f"{name}: " + ", ".join(f"{size} -> {statistics.geometric_mean(each):.0f}" for size, each in found.items()))

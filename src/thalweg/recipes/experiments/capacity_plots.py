@@ -18,11 +18,7 @@ THEORY = 0.138
 
 
 def draw_growth(settings: CapacitySettings, figures: dict[str, Any]) -> Picture:
-    """Patterns held against dimension, modern and classical, on a logarithmic scale.
-
-    >>> draw_growth.__name__
-    'draw_growth'
-    """
+    """Patterns held against dimension, modern and classical, on a logarithmic scale."""
     figure, axes = canvas(1, 1, (6.4, 3.8))
     ax = axes[0, 0]
     top = max(settings.dimensions)
@@ -60,11 +56,7 @@ def draw_growth(settings: CapacitySettings, figures: dict[str, Any]) -> Picture:
 
 
 def draw_breakdown(settings: CapacitySettings, figures: dict[str, Any]) -> Picture:
-    """How a classical network breaks down as its load rises.
-
-    >>> draw_breakdown.__name__
-    'draw_breakdown'
-    """
+    """How a classical network breaks down as its load rises."""
     figure, axes = canvas(1, 1, (6.4, 3.6))
     ax = axes[0, 0]
     for place, (size, found) in enumerate(figures["classical"].items()):

@@ -68,7 +68,7 @@ class LetterModel(nn.Module):
 
 @functools.cache
 def _dictionary() -> tuple[str, ...]:
-    from thalweg.tasks.transducer import open_pairs
+    from thalweg.data.text.named_pairs import open_pairs
 
     kept = {word for word in open_pairs("cmudict:train").sources() if set(word) <= set(LETTERS) and len(word) > 1}
     return tuple(sorted(kept))
@@ -121,11 +121,7 @@ def measure_letters(settings: DecaySettings, name: OptimiserName, seed: int) -> 
 
 
 def run_decay(settings: DecaySettings, seeds: tuple[int, ...], say: Say) -> Findings:
-    """Measure the shrinkage under each optimiser, on each seed.
-
-    >>> run_decay.__name__
-    'run_decay'
-    """
+    """Measure the shrinkage under each optimiser, on each seed."""
     names: tuple[OptimiserName, ...] = ("adam_l2", "adamw", "sgd")
     found: dict[str, Any] = {}
     for name in names:

@@ -14,11 +14,7 @@ _TITLES = {"adam_l2": "Adam, L2 in the gradient", "adamw": "AdamW, decoupled", "
 
 
 def draw_shrinkage(runs: dict[str, dict[str, Any]]) -> Picture:
-    """Shrinkage against gradient size, a line an optimiser; each over its mean, so that shapes compare.
-
-    >>> draw_shrinkage.__name__
-    'draw_shrinkage'
-    """
+    """Shrinkage against gradient size, a line an optimiser; each over its mean, so that shapes compare."""
     figure, axes = canvas(1, 1, (6.4, 3.8))
     ax = axes[0, 0]
     for (name, run), colour in zip(runs.items(), COLOURS, strict=False):
@@ -42,11 +38,7 @@ def draw_shrinkage(runs: dict[str, dict[str, Any]]) -> Picture:
 
 
 def draw_letters(found: dict[str, list[dict[str, Any]]], letters: str) -> Picture:
-    """Shrinkage of the embedding of each letter against how often it was read, for the two Adams.
-
-    >>> draw_letters.__name__
-    'draw_letters'
-    """
+    """Shrinkage of the embedding of each letter against how often it was read, for the two Adams."""
     names = [name for name in ("adam_l2", "adamw") if name in found]
     figure, axes = canvas(1, len(names), (8.4, 3.6), sharex=True, sharey=True)
     for ax, name, colour in zip(axes[0], names, COLOURS, strict=False):

@@ -13,7 +13,7 @@ from torch import Tensor
 from thalweg.energies.densities import POINTS, MLPEnergy, draw_points, grid_log_partition
 from thalweg.errors import ConfigError, nearest
 from thalweg.inference.langevin import langevin
-from thalweg.learning.densities import (
+from thalweg.learning.losses.densities import (
     PersistentWalks,
     contrastive_divergence,
     denoising_score_matching,
@@ -164,11 +164,7 @@ def sample_energy(energy: MLPEnergy, count: int, seed: int) -> Tensor:
 
 
 def run_densities(settings: DensitiesSettings, seeds: tuple[int, ...], say: Say) -> Findings:
-    """Learn every set of points in every way, and the branches.
-
-    >>> run_densities.__name__
-    'run_densities'
-    """
+    """Learn every set of points in every way, and the branches."""
     figures: dict[str, Any] = {"nll": {}, "branches": {}}
     learned: dict[str, dict[str, Learned]] = {}
     for points in settings.points:

@@ -40,11 +40,7 @@ def _dots(ax: Any, points: Tensor) -> None:
 
 
 def draw_energies(data: dict[str, Tensor], energies: dict[str, dict[str, Callable[[Tensor], Tensor]]]) -> Picture:
-    """Each set of points beside the energies that were learned from it.
-
-    >>> draw_energies.__name__
-    'draw_energies'
-    """
+    """Each set of points beside the energies that were learned from it."""
     methods = list(next(iter(energies.values())))
     figure, axes = _panels(list(energies), ["data", *methods])
     size, image = 120, None
@@ -64,11 +60,7 @@ def draw_energies(data: dict[str, Tensor], energies: dict[str, dict[str, Callabl
 
 
 def draw_samples(data: dict[str, Tensor], samples: dict[str, dict[str, Tensor]]) -> Picture:
-    """Each set of points beside samples from the energies that were learned from it.
-
-    >>> draw_samples.__name__
-    'draw_samples'
-    """
+    """Each set of points beside samples from the energies that were learned from it."""
     methods = list(next(iter(samples.values())))
     figure, axes = _panels(list(samples), ["data", *methods])
     for row, (name, drawn) in zip(axes, samples.items(), strict=True):

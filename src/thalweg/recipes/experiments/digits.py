@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thalweg.energies.hopfield import HopfieldMemory
+from thalweg.energies.hopfield.memory import HopfieldMemory
 from thalweg.errors import ConfigError
-from thalweg.layers.separations import separation as named_separation
+from thalweg.layers.hopfield.separation_maps import separation as named_separation
+from thalweg.recipes.experiments.digit_patterns import corrupted, stored_digits
 from thalweg.recipes.experiments.digits_plots import draw_beta, draw_rates, draw_steps
 from thalweg.recipes.experiments.findings import (
     Findings,
     Say,
     Table,
     check_positive,
-    load_digit_images,
     mean_and_spread,
 )
 
-__all__ = ["DigitsSettings", "Rates", "as_pixels", "corrupted", "retrieval_rates", "run_digits", "stored_digits"]
+__all__ = ["DigitsSettings", "Rates", "retrieval_rates", "run_digits"]
 
 # The seeds that settings are chosen on start here, far from those that are reported.
 TUNING = 1000
@@ -82,47 +82,6 @@ class Rates(NamedTuple):
     support: float
 
 
-def stored_digits(count: int, seed: int) -> Tensor:
-    """So many digits, drawn without replacement: their mean taken off, each of norm 1, ``(count, 64)`` float32.
-
-    >>> stored_digits(5, 0).norm(dim=1)
-    tensor([1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
-    """
-    centred = _chosen(count, seed)
-    centred = centred - centred.mean(0) if count > 1 else centred
-    return centred / centred.norm(dim=1, keepdim=True)
-
-
-def as_pixels(states: Tensor, count: int, seed: int, place: int) -> Tensor:
-    """States ``(S, 64)`` of the memory of :func:`stored_digits` as images from 0 to 16, in the scale of one pattern.
-
-    >>> as_pixels(stored_digits(5, 0), 5, 0, 2)[2].amax()
-    tensor(16.)
-    """
-    chosen = _chosen(count, seed)
-    mean = chosen.mean(0) if count > 1 else torch.zeros(64)
-    return mean + states * (chosen[place] - mean).norm()
-
-
-def _chosen(count: int, seed: int) -> Tensor:
-    images = torch.from_numpy(load_digit_images()[0]).float()
-    return images[torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:count]]
-
-
-def corrupted(patterns: Tensor, kind: str, level: float, seed: int) -> Tensor:
-    """Queries ``(N, 64)``: Gaussian noise of that norm over the pattern's, or so many rows hidden (0) from below.
-
-    >>> corrupted(torch.ones(1, 64), "hidden", 6, 0).sum()
-    tensor(16.)
-    """
-    if kind == "hidden":
-        kept = 64 - 8 * int(level)
-        return torch.cat([patterns[:, :kept], torch.zeros_like(patterns[:, kept:])], dim=1)
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(patterns.shape, generator=generator) / patterns.size(1) ** 0.5
-    return patterns + level * patterns.norm(dim=1, keepdim=True) * noise
-
-
 def retrieval_rates(memory: HopfieldMemory, queries: Tensor, tolerance: float, max_steps: int) -> Rates:
     """Retrieve pattern i from query i, for all N.
 
@@ -143,11 +102,7 @@ def retrieval_rates(memory: HopfieldMemory, queries: Tensor, tolerance: float, m
 
 
 def run_digits(settings: DigitsSettings, seeds: tuple[int, ...], say: Say) -> Findings:
-    """Choose beta for each separation on tuning seeds, then measure on the others.
-
-    >>> run_digits.__name__
-    'run_digits'
-    """
+    """Choose beta for each separation on tuning seeds, then measure on the others."""
     tuning = tuple(range(TUNING, TUNING + settings.tuning_seeds))
     curves = {name: _against_beta(settings, name, tuning) for name in settings.separations}
     chosen = {name: max(curve, key=lambda beta: curve[beta]) for name, curve in curves.items()}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from thalweg.energies.hopfield import HopfieldMemory
+from thalweg.energies.hopfield.memory import HopfieldMemory
+from thalweg.recipes.experiments.digit_patterns import as_pixels, corrupted, stored_digits
 from thalweg.recipes.experiments.findings import Picture
 from thalweg.recipes.experiments.plots import MUTED, canvas, colour_of, show_image, tidy, to_png
 
@@ -19,11 +20,7 @@ __all__ = ["draw_beta", "draw_rates", "draw_steps"]
 
 
 def draw_rates(found: dict[str, Any], settings: DigitsSettings) -> Picture:
-    """Rates of exact retrieval against noise and against hidden rows, mean over seeds with their spread.
-
-    >>> draw_rates.__name__
-    'draw_rates'
-    """
+    """Rates of exact retrieval against noise and against hidden rows, mean over seeds with their spread."""
     figure, axes = canvas(1, 2, (9.0, 3.4), sharey=True)
     parts = (
         ("noise", settings.noise, "norm of the noise / norm of the pattern"),
@@ -57,13 +54,7 @@ def draw_rates(found: dict[str, Any], settings: DigitsSettings) -> Picture:
 
 
 def draw_beta(found: dict[str, Any], settings: DigitsSettings, seed: int) -> Picture:
-    """The rate on the tuning seeds against beta, and how the energy falls from step to step.
-
-    >>> draw_beta.__name__
-    'draw_beta'
-    """
-    from thalweg.recipes.experiments.digits import corrupted, stored_digits
-
+    """The rate on the tuning seeds against beta, and how the energy falls from step to step."""
     figure, axes = canvas(1, 2, (9.0, 3.2))
     left, right = axes[0]
     patterns = stored_digits(settings.stored, seed)
@@ -93,13 +84,7 @@ def draw_beta(found: dict[str, Any], settings: DigitsSettings, seed: int) -> Pic
 
 
 def draw_steps(settings: DigitsSettings, seed: int) -> Picture:
-    """Query and state after each update, for noise and for occlusion, with the energies, at the shared beta.
-
-    >>> draw_steps.__name__
-    'draw_steps'
-    """
-    from thalweg.recipes.experiments.digits import as_pixels, corrupted, stored_digits
-
+    """Query and state after each update, for noise and for occlusion, with the energies, at the shared beta."""
     patterns = stored_digits(settings.stored, seed)
     columns = 7
     figure, axes = canvas(2 * len(settings.separations), columns + 1, (9.0, 2.5 * len(settings.separations)))

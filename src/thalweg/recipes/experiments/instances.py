@@ -163,11 +163,7 @@ def area_under_curve(scores: Tensor, labels: Tensor) -> float:
 def train_classifier(
     name: str, settings: InstancesSettings, train: Bags, validation: Bags, rate: float, seed: int
 ) -> tuple[BagClassifier, float, int]:
-    """Train, and keep the epoch of the least loss on validation bags: model, that loss, that epoch.
-
-    >>> train_classifier.__name__
-    'train_classifier'
-    """
+    """Train, and keep the epoch of the least loss on validation bags: model, that loss, that epoch."""
     loss_of = nn.functional.binary_cross_entropy_with_logits
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -190,11 +186,7 @@ def train_classifier(
 
 
 def run_instances(settings: InstancesSettings, seeds: tuple[int, ...], say: Say) -> Findings:
-    """Train every pooling on every seed; learning rate and epoch are chosen on validation bags alone.
-
-    >>> run_instances.__name__
-    'run_instances'
-    """
+    """Train every pooling on every seed; learning rate and epoch are chosen on validation bags alone."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in settings.poolings}
     for seed in seeds:
         splits = _splits(settings, seed)

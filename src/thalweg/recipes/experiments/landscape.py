@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.energies.hopfield import HopfieldMemory
-from thalweg.energies.hopfield_fixed_points import FixedPoints, fixed_points
+from thalweg.energies.hopfield.fixed_points import FixedPoints, fixed_points
+from thalweg.energies.hopfield.memory import HopfieldMemory
 from thalweg.errors import ConfigError
-from thalweg.layers.separations import separation as named_separation
+from thalweg.layers.hopfield.separation_maps import separation as named_separation
 from thalweg.recipes.experiments.findings import Findings, Picture, Say, Table, check_positive
 from thalweg.recipes.experiments.plots import canvas, to_png
 
@@ -80,11 +80,7 @@ def descent_paths(memory: HopfieldMemory, starts: Tensor, steps: int) -> Tensor:
 
 
 def run_landscape(settings: LandscapeSettings, seeds: tuple[int, ...], say: Say) -> Findings:
-    """Contours, paths and classified fixed points of each panel; nothing is random, seeds do nothing.
-
-    >>> run_landscape.__name__
-    'run_landscape'
-    """
+    """Contours, paths and classified fixed points of each panel; nothing is random, seeds do nothing."""
     patterns = torch.tensor(settings.patterns, dtype=torch.float64)
     starts = torch.cat([_square(settings.reach, settings.starts), patterns])
     rows, figures, panels = [], [], []

@@ -288,11 +288,7 @@ def half_interval(values: list[float]) -> float:
 
 
 def run_losses(settings: LossesSettings, seeds: tuple[int, ...], say: Say) -> Findings:
-    """Surfaces of a curve for each loss, then accuracy on digits with learning rates chosen on other seeds.
-
-    >>> run_losses.__name__
-    'run_losses'
-    """
+    """Surfaces of a curve for each loss, then accuracy on digits with learning rates chosen on other seeds."""
     figures: dict[str, Any] = {"surfaces": {}, "digits": {}, "rates": {}}
     surfaces = {}
     for name in settings.losses:

@@ -28,11 +28,7 @@ def _surface(towers: TwoTowers, size: int = 121) -> Any:
 
 
 def draw_surfaces(panels: dict[str, TwoTowers], pairs: tuple[Tensor, Tensor]) -> Picture:
-    """E(x, y) before training and after it with each loss, one scale for all.
-
-    >>> draw_surfaces.__name__
-    'draw_surfaces'
-    """
+    """E(x, y) before training and after it with each loss, one scale for all."""
     columns = 4 if len(panels) > 4 else len(panels)
     rows = -(-len(panels) // columns)
     figure, axes = canvas(rows, columns, (2.25 * columns + 0.7, 2.0 * rows), sharex=True, sharey=True)
@@ -62,11 +58,7 @@ def draw_surfaces(panels: dict[str, TwoTowers], pairs: tuple[Tensor, Tensor]) ->
 
 
 def draw_answers(runs: dict[str, dict[str, Any]]) -> Picture:
-    """The energies of the ten answers to one test digit, before and after.
-
-    >>> draw_answers.__name__
-    'draw_answers'
-    """
+    """The energies of the ten answers to one test digit, before and after."""
     columns = 4 if len(runs) > 4 else len(runs)
     rows = -(-len(runs) // columns)
     figure, axes = canvas(rows, columns, (2.25 * columns, 1.65 * rows), sharex=True)
@@ -94,11 +86,7 @@ def draw_answers(runs: dict[str, dict[str, Any]]) -> Picture:
 
 
 def draw_gibbs(towers: TwoTowers, grid: Tensor, x: float) -> Picture:
-    """The Gibbs distribution over the answers to one x, at several inverse temperatures.
-
-    >>> draw_gibbs.__name__
-    'draw_gibbs'
-    """
+    """The Gibbs distribution over the answers to one x, at several inverse temperatures."""
     with torch.no_grad():
         energies = towers(torch.tensor([[x]]), grid)
     figure, axes = canvas(1, 2, (7.2, 2.7))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, nearest
-from thalweg.layers.hopfield_learned import HopfieldPooling
+from thalweg.layers.hopfield.learned import HopfieldPooling
 
 __all__ = [
     "POOLINGS",

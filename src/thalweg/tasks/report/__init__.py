@@ -7,9 +7,7 @@ from pathlib import Path
 from string import Template
 
 from thalweg.errors import DataError
-from thalweg.learning.checkpoint import write_atomically
-from thalweg.tasks.report.answers import answers_section
-from thalweg.tasks.report.classes import classes_section
+from thalweg.files import write_atomically
 from thalweg.tasks.report.parts import commands, config_section, header, results, training
 from thalweg.tasks.report.run import RunRecord, read_run
 from thalweg.tasks.report.text import escape, foreign
@@ -52,8 +50,7 @@ def write_report(run: Path) -> Path:
 
 def _body(record: RunRecord) -> str:
     numbered = list(enumerate(record.evaluations, start=1))
-    section = classes_section if record.classifies else answers_section
-    answers = "".join(section(evaluation, place) for place, evaluation in numbered)
+    answers = "".join(record.part.section(evaluation, place) for place, evaluation in numbered)
     links = [("results", "Results"), ("training", "Training")]
     links = [f'<a href="#{target}">{name}</a>' for target, name in links]
     links += [f'<a href="#evaluation-{place}">{foreign(each.name)}</a>' for place, each in numbered]

@@ -6,15 +6,14 @@ import io
 import json
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from thalweg.learning.checkpoint import write_atomically
-from thalweg.tasks.report.diagnosis_images import layers_table, norms_table, stretch_lines
+from thalweg.files import write_atomically
 from thalweg.tasks.report.plots import COLOURS, STYLE, inline_svg
 from thalweg.tasks.report.tables import Line, row_of, table_of
 from thalweg.tasks.report.text import escape, foreign, note
@@ -22,10 +21,10 @@ from thalweg.tasks.report.text import escape, foreign, note
 if TYPE_CHECKING:
     from thalweg.diagnostics.gradient_flow import Site
     from thalweg.diagnostics.saturation import Saturation
-    from thalweg.tasks.diagnosing import Diagnosis
-    from thalweg.tasks.findings import Finding
+    from thalweg.tasks.diagnosis.findings import Finding
+    from thalweg.tasks.diagnosis.measures import Diagnosis
 
-__all__ = ["Line", "chart", "write_diagnosis"]
+__all__ = ["Line", "chart", "time_section", "write_diagnosis"]
 
 # Lines of a chart that the page has colours for; further ones are muted.
 ROLES = ("first", "second", "best", "muted")
@@ -40,9 +39,6 @@ def write_diagnosis(
     """Writes the page and, beside it, the same as JSON; returns both paths.
 
     The page loads nothing from elsewhere and runs no script. About a second, for the charts.
-
-    >>> write_diagnosis.__name__
-    'write_diagnosis'
     """
     template = files("thalweg.tasks.report").joinpath("page.html").read_text(encoding="utf-8")
     page = Template(template).substitute(
@@ -56,19 +52,16 @@ def write_diagnosis(
 
 
 def _body(diagnosis: Diagnosis, found: Sequence[Finding], command: str) -> str:
-    look = diagnosis.images
-    sections: list[tuple[str, str, Callable[[], str]]] = [
-        ("findings", "Findings", lambda: _findings(found, command)),
-        ("depth", "Depth", lambda: _depth(diagnosis)),
-        ("time", "Time", lambda: _time(diagnosis))
-        if look is None
-        else ("layers", "Layers", lambda: layers_table(look)),
-        ("saturation", "Saturation", lambda: _saturation(diagnosis)),
-        ("weights", "Weights", lambda: _weights(diagnosis)),
-        ("normalisation", "Normalisation", lambda: ("" if look is None else norms_table(look)) + _norms(diagnosis)),
+    sections = [
+        ("findings", "Findings", _findings(found, command)),
+        ("depth", "Depth", _depth(diagnosis)),
+        *diagnosis.sections(),
+        ("saturation", "Saturation", _saturation(diagnosis)),
+        ("weights", "Weights", _weights(diagnosis)),
+        ("normalisation", "Normalisation", diagnosis.own_norms() + _norms(diagnosis)),
     ]
     links = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in sections)
-    parts = "".join(f'<section id="{key}"><h2>{title}</h2>{make()}</section>' for key, title, make in sections)
+    parts = "".join(f'<section id="{key}"><h2>{title}</h2>{body}</section>' for key, title, body in sections)
     return f"{_header(diagnosis, found)}<nav>{links}</nav><main>{parts}</main>"
 
 
@@ -81,8 +74,7 @@ def _header(diagnosis: Diagnosis, found: Sequence[Finding]) -> str:
         (f"other {words.given}", f"{reading.shuffled:.3f}", f"the loss beside {words.other}"),
         ("gradient", f"{diagnosis.gradient:.2e}", "norm of the whole"),
     ]
-    if diagnosis.images is not None:
-        tiles.insert(1, ("accuracy", f"{diagnosis.images.accuracy:.1%}", "of the images looked at"))
+    tiles[1:1] = diagnosis.tiles()
     cells = "".join(
         f'<div class="tile"><span class="muted">{escape(name)}</span><span class="value">{escape(value)}</span>'
         f'<span class="muted">{escape(about)}</span></div>'
@@ -135,8 +127,7 @@ def _depth(diagnosis: Diagnosis) -> str:
         lines.append(Line(f"{name or 'stack'}, largest", tuple((row.depth, row.largest) for row in rows)))
         lines.append(Line(f"{name or 'stack'}, mean", tuple((row.depth, row.mean) for row in rows), dashed=True))
     charts.append(("Jacobian from a layer to the last: singular values", lines))
-    if diagnosis.images is not None:
-        charts.append(("Jacobian of each layer alone: singular values", stretch_lines(diagnosis.images)))
+    charts += diagnosis.charts()
     drawn = [
         _figure(title, chart(lines, prefix=f"depth{n}-", xlabel="layer"), lines)
         for n, (title, lines) in enumerate(charts)
@@ -151,7 +142,8 @@ def _depth(diagnosis: Diagnosis) -> str:
     return body + table_of(("states", "#gradient", "#size", "#differ between inputs"), rows)
 
 
-def _time(diagnosis: Diagnosis) -> str:
+def time_section(diagnosis: Diagnosis) -> str:
+    """Gradients at each position, and singular values of Jacobians over spans of time."""
     maps = "".join(
         _heat(f"{name or 'stack'}: gradient of the loss in the state at each position", sites)
         for name, sites in diagnosis.flow.stacks().items()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thalweg.tasks.report.classes import image_commands, image_facts, plain_network
+from thalweg.tasks.report.part import ReportPart
 from thalweg.tasks.report.plots import Curve, curve_svg
-from thalweg.tasks.report.run import EvaluationRecord, RunRecord, TrainingLog, as_number
-from thalweg.tasks.report.text import describe, duration, escape, figure, foreign, note
+from thalweg.tasks.report.run import EvaluationRecord, RunRecord, TrainingLog
+from thalweg.tasks.report.text import as_number, describe, duration, escape, figure, foreign, note
 from thalweg.tasks.report.watched import watched_curves
 
 __all__ = ["commands", "config_section", "header", "results", "training"]
@@ -28,21 +27,6 @@ NAMES = {
     "ece": "ECE",
 }
 REASONS = {"epochs": "all epochs done", "patience": "stopped early"}
-SAMPLED = ("temperature", "top_k", "sampling_seed")
-SETTINGS = {
-    "beam": ("width", "length_penalty"),
-    "diverse": ("width", "groups", "diversity", "length_penalty"),
-    "exact": ("width", "max_expansions"),
-    "sample": SAMPLED,
-    "nucleus": ("top_p", *SAMPLED),
-    "typical": ("typical", *SAMPLED),
-    "min-p": ("min_p", *SAMPLED),
-    "stochastic": ("temperature", "sampling_seed"),
-    "mbr": ("samples", *SAMPLED),
-}
-EVERYWHERE = ("min_length", "max_length", "prefix", "lexicon", "k")
-OPTIONS = {"sampling_seed": "seed"}  # settings whose option has another name
-ALWAYS = ("diversity", "max_expansions")  # settings whose 0 is not the default
 TILES = ("accuracy", "cer", "wer", "bleu", "f1", "nll", "ece")
 
 
@@ -81,42 +65,20 @@ def _facts(record: RunRecord) -> Iterable[tuple[str, str]]:
     start = log.start
     yield "Training data", _file_fact(start.get("train")) or describe(record.config.get("data") or "")
     yield "Development data", _file_fact(start.get("dev"))
-    for side in ("source", "target"):
-        yield f"{side.capitalize()} symbols", _symbols_fact(start.get(side))
-    yield from image_facts(start)
-    yield "Model", describe(_shape(record.config.get("model")) or "")
+    yield from record.part.facts(start)
+    model = record.config.get("model")
+    yield "Model", describe((record.part.shape(model) if isinstance(model, dict) else model) or "")
     yield "Parameters", figure(start["parameters"]) if "parameters" in start else ""
     yield "Device", describe(start.get("device") or "")
     yield "Training", _training_fact(log)
     yield "Thalweg version", describe(start.get("version") or "")
 
 
-def _shape(model: object) -> object:
-    """A model's settings without those that do nothing in it."""
-    if not isinstance(model, dict):
-        return model
-    if "channels" in model and "head" in model:
-        return plain_network(model)
-    idle = {
-        "attention_dropout": not model.get("attention_dropout"),
-        "encoder_layers": model.get("kind") == "causal",
-        "max_positions": model.get("positions") != "learned",
-    }
-    return {key: value for key, value in model.items() if not idle.get(key)}
-
-
 def _file_fact(value: object) -> str:
     if not isinstance(value, dict):
         return describe(value or "")
-    counts = [f"{figure(value[unit])} {unit}" for unit in ("pairs", "images") if unit in value]
+    counts = [f"{figure(count)} {unit}" for unit, count in value.items() if as_number(count) is not None]
     return " · ".join(part for part in (describe(value.get("path") or ""), *counts) if part)
-
-
-def _symbols_fact(value: object) -> str:
-    if not isinstance(value, dict):
-        return describe(value or "")
-    size = f"{figure(value['size'])} in the alphabet" if "size" in value else ""
-    return " · ".join(part for part in (describe(value.get("symbols") or ""), size) if part)
 
 
 def _training_fact(log: TrainingLog) -> str:
@@ -190,13 +152,13 @@ def results(record: RunRecord) -> str:
     True
     """
     if record.evaluations:
-        body = "".join(_metrics_card(evaluation) for evaluation in record.evaluations)
+        body = "".join(_metrics_card(evaluation, record.part) for evaluation in record.evaluations)
     else:
         body = note("This run has not been evaluated yet: see the command at the end.")
     return f'<section id="results"><h2>Results</h2>{body}</section>'
 
 
-def _metrics_card(evaluation: EvaluationRecord) -> str:
+def _metrics_card(evaluation: EvaluationRecord, part: ReportPart) -> str:
     title = f"<h3>{foreign(evaluation.name)}</h3>"
     metrics = evaluation.metrics
     if metrics is None:
@@ -213,66 +175,21 @@ def _metrics_card(evaluation: EvaluationRecord) -> str:
     scale = "of 1, BLEU of 100" if any(score.key == "bleu" for score in scores) else "of 1"
     scale += ", NLL in nats" if any(score.key == "nll" for score in scores) else ""
     return (
-        f'<div class="card">{title}<p class="muted">{_conditions(metrics)}</p>{_exact(metrics)}<table class="metrics">'
-        '<thead><tr><th>metric</th><th class="number">value</th><th class="number">95 % interval</th>'
+        f'<div class="card">{title}<p class="muted">{_conditions(metrics, part)}</p>{part.remarks(metrics)}'
+        '<table class="metrics"><thead><tr><th>metric</th><th class="number">value</th>'
+        '<th class="number">95 % interval</th>'
         f'<th class="wide">{scale}</th></tr></thead><tbody>{rows}</tbody></table></div>'
     )
 
 
-def _conditions(metrics: dict[str, Any]) -> str:
+def _conditions(metrics: dict[str, Any], part: ReportPart) -> str:
     parts = [foreign(metrics["file"])] if metrics.get("file") else []
     parts += [f"{figure(metrics[key])} {key}" for key in ("pairs", "items") if key in metrics]
-    if options := _search_options(metrics):
-        name = options.pop("search")
-        parts.append(foreign(f"{name} search ({describe(options)})" if options else f"{name} search"))
-    if others := _others(metrics):
-        how = "vote" if metrics["ensemble"].get("vote") is True else "mean of probabilities"
-        parts.append(foreign(f"with {describe(others)} ({how})"))
-    if isinstance(precision := metrics.get("precision"), str):
-        parts.append(escape(f"{precision} weights"))
-    if metrics.get("references") == "any":
-        parts.append("any of several references counts")
-    for unit in ("words", "images"):
-        if (speed := as_number(metrics.get(f"{unit}_per_second"))) is not None:
-            parts.append(f"{figure(round(speed))} {unit}/s")
+    parts += part.conditions(metrics)
+    for key, value in metrics.items():
+        if key.endswith("_per_second") and (speed := as_number(value)) is not None:
+            parts.append(f"{figure(round(speed))} {escape(key.removesuffix('_per_second'))}/s")
     return " · ".join(parts)
-
-
-def _search_options(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Name and k of a search with the settings that matter to it, by their options; a setting of 0 is off."""
-    search = metrics.get("search")
-    if not isinstance(search, dict) or not isinstance(name := search.get("name"), str):
-        return {}
-    options: dict[str, Any] = {"search": name}
-    for key in (*SETTINGS.get(name, ()), *EVERYWHERE):
-        value = search.get(key)
-        number = as_number(value)
-        if number or (isinstance(value, str) and value) or (number == 0 and key in ALWAYS):
-            options[OPTIONS.get(key, key)] = value
-    return options
-
-
-def _others(metrics: dict[str, Any]) -> list[str]:
-    """The runs that answered with this one."""
-    ensemble = metrics.get("ensemble")
-    runs = ensemble.get("runs") if isinstance(ensemble, dict) else None
-    return [str(run) for run in runs] if isinstance(runs, list) else []
-
-
-def _exact(metrics: dict[str, Any]) -> str:
-    """What exact search found out, where it was used."""
-    exact = metrics.get("exact")
-    if not isinstance(exact, dict):
-        return ""
-    names = {
-        "proved": "of the answers are proved the most probable",
-        "beam_optimal": f"are found by a beam of {figure(exact.get('width'))}",
-        "beam_beaten": "are more probable than the beam's",
-        "empty": "are empty",
-    }
-    shares = {key: as_number(exact.get(key)) for key in names}
-    parts = [f"{share:.2%} {names[key]}" for key, share in shares.items() if share is not None]
-    return f"<p>{escape('; '.join(parts))}.</p>" if parts else ""
 
 
 def _bar(score: _Score) -> str:
@@ -354,39 +271,13 @@ def commands(record: RunRecord) -> str:
     True
     """
     run = record.path.as_posix()
-    lines = [("Evaluate", _evaluate(run, evaluation)) for evaluation in record.evaluations]
-    if record.classifies:
-        lines = image_commands(run, record)
-    else:
-        lines = lines or [("Evaluate", ["thalweg", "evaluate", run, "test.tsv"])]
-        lines += [
-            ("Predict from the keyboard or a pipe", ["thalweg", "predict", run, "-", "--k", "5"]),
-            ("Predict a file", ["thalweg", "predict", run, "words.txt", "--k", "5"]),
-        ]
+    lines = record.part.commands(run, record)
     lines += [
         ("Resume training", ["thalweg", "train", f"{run}/config.yaml", "--out", run, "--resume"]),
         ("Train again", ["thalweg", "train", f"{run}/config.yaml", "--out", f"{run}-again"]),
     ]
     body = "".join(f"<p>{escape(what)}</p><pre>{escape(shlex.join(words))}</pre>" for what, words in lines)
     return f'<section id="commands"><h2>Use it again</h2><div class="card commands">{body}</div></section>'
-
-
-def _evaluate(run: str, evaluation: EvaluationRecord) -> list[str]:
-    metrics = evaluation.metrics or {}
-    words = ["thalweg", "evaluate", run, str(metrics.get("file") or f"{evaluation.name}.tsv")]
-    for key, value in _search_options(metrics).items():
-        words += [f"--{key.replace('_', '-')}", str(value)]
-    for other in _others(metrics):
-        words += ["--ensemble", other]
-    if isinstance(ensemble := metrics.get("ensemble"), dict) and ensemble.get("vote") is True:
-        words += ["--vote"]
-    if isinstance(precision := metrics.get("precision"), str):
-        words += ["--precision", precision]
-    if metrics.get("references") in ("each", "any"):
-        words += ["--references", metrics["references"]]
-    if evaluation.name not in re.sub(r"[:/]", "-", words[3]):  # else it is the name that the file gives
-        words += ["--name", evaluation.name]
-    return words
 
 
 def config_section(record: RunRecord) -> str:

@@ -7,33 +7,23 @@ the wrong shape must not prevent it.
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EvaluationRecord", "RunRecord", "TrainingLog", "as_number", "read_log", "read_run"]
+from thalweg.errors import ConfigError
+from thalweg.tasks.registry import task_of
+from thalweg.tasks.report.part import ReportPart
+from thalweg.tasks.report.text import as_number
+
+__all__ = ["EvaluationRecord", "RunRecord", "TrainingLog", "read_log", "read_run"]
 
 SAMPLES = 8
 WORST = 20
 CONFUSIONS = 25
-
-
-def as_number(value: object) -> float | None:
-    """`value` as a float where it is a finite number, else None (booleans are not numbers).
-
-    >>> as_number(3), as_number("3"), as_number(float("nan")), as_number(True)
-    (3.0, None, None, None)
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:  # JSON integers have no limit
-        return None
-    return number if math.isfinite(number) else None
 
 
 @dataclass
@@ -118,7 +108,7 @@ class EvaluationRecord:
     confusions: list[tuple[str, str, int]] | None = None
     attention: list[dict[str, Any]] | None = None
     pictures: dict[str, Any] | None = None
-    """Of a classifier: its mistakes, what it looks at, its filters and maps."""
+    """What is shown of single items as pictures."""
 
 
 @dataclass
@@ -136,14 +126,13 @@ class RunRecord:
     log: TrainingLog | None = None
     evaluations: list[EvaluationRecord] = field(default_factory=list)
 
-    @property
-    def classifies(self) -> bool:
-        """Whether it is a run that classifies images.
-
-        >>> RunRecord(path=Path("r"), name="r", config={"task": "classify"}).classifies
-        True
-        """
-        return self.config.get("task") == "classify"
+    @cached_property
+    def part(self) -> ReportPart:
+        """What the run's task draws; that of any task where it is not known."""
+        try:
+            return task_of(self.config).report()
+        except ConfigError:
+            return ReportPart()
 
 
 def read_run(run: Path) -> RunRecord:

@@ -11,12 +11,12 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from thalweg.learning.checkpoint import write_atomically
-from thalweg.learning.sweep import run_key
-from thalweg.learning.sweep_store import Store, Trial
-from thalweg.tasks.report.run import as_number, read_log
+from thalweg.files import write_atomically
+from thalweg.sweeps.loop import run_key
+from thalweg.sweeps.store import Store, Trial
+from thalweg.tasks.report.run import read_log
 from thalweg.tasks.report.sweep_plots import Axis, Dot, axis_of, curves_svg, parallel_svg, shown, slice_svg
-from thalweg.tasks.report.text import duration, escape, foreign, note
+from thalweg.tasks.report.text import as_number, duration, escape, foreign, note
 
 if TYPE_CHECKING:
     from thalweg.tasks.sweeping import SweepPlan
@@ -45,9 +45,6 @@ def write_sweep_report(directory: Path, plan: SweepPlan, store: Store) -> Path:
 
     Made of the record and of the runs' logs; it loads nothing from elsewhere and runs no script. About a second, for
     the charts.
-
-    >>> write_sweep_report.__name__
-    'write_sweep_report'
     """
     best = store.best()
     dots = _dots(store, best)
@@ -244,7 +241,7 @@ def _row(page: _Page, trial: Trial, columns: int) -> str:
 def _best(page: _Page) -> str:
     if page.best is None:
         return note("No trial is complete, so there is no best one.")
-    from thalweg.tasks.sweeping import best_yaml
+    from thalweg.sweeps.book import best_yaml
 
     place = page.place.as_posix()
     lines = [

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import difflib
 import html
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
 
-from thalweg.tasks.report.run import as_number
-
 __all__ = [
+    "as_number",
     "describe",
     "difference",
     "duration",
@@ -27,6 +27,21 @@ __all__ = [
 
 # HTML allows no C0 and C1 controls but tab and newline; lone surrogates cannot be written as UTF-8.
 FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def as_number(value: object) -> float | None:
+    """`value` as a float where it is a finite number, else None (booleans are not numbers).
+
+    >>> as_number(3), as_number("3"), as_number(float("nan")), as_number(True)
+    (3.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # JSON integers have no limit
+        return None
+    return number if math.isfinite(number) else None
 
 
 def escape(value: object) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from thalweg.tasks.report.plots import Curve
-from thalweg.tasks.report.run import TrainingLog, as_number
+from thalweg.tasks.report.run import TrainingLog
+from thalweg.tasks.report.text import as_number
 
 __all__ = ["watched_curves"]
 

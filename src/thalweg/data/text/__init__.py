@@ -1,0 +1,1 @@
+"""Strings: symbols, alphabets, files of pairs and of sentences."""

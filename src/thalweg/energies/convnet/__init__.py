@@ -1,0 +1,1 @@
+"""Convolutional networks over images."""

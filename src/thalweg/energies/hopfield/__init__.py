@@ -1,0 +1,1 @@
+"""Associative memories and what is known of them."""

@@ -1,0 +1,1 @@
+"""Transformers: model, cache, and the programs that search them on CPU and GPU."""

@@ -1,0 +1,151 @@
+"""The shape of a Transformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from thalweg.errors import ConfigError, nearest
+from thalweg.layers.attention import attention_map
+from thalweg.layers.norms import Norm
+from thalweg.layers.recurrent_blocks import STEPWISE
+from thalweg.layers.transformer import Activation, NormPlace
+from thalweg.limits import DEPTH, WIDTH, check_numbers
+
+__all__ = ["DecoderNorm", "Kind", "Positions", "TransformerConfig"]
+
+Kind = Literal["encoder-decoder", "causal"]
+"""An encoder and a decoder, or one decoder that reads the source as a prefix."""
+
+Positions = Literal["sinusoidal", "learned", "rotary"]
+"""Fixed vectors, trained vectors, or turns of queries and keys in self-attention."""
+
+DecoderNorm = Literal["auto", "none", "layer", "rms", "weight"]
+"""Norms that look at one position alone; ``auto`` is the encoder's where it is one of them, else ``layer``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """Shape of a Transformer.
+
+    A decoder has one position at a time, and while training no position may see those after it. Batch and instance
+    norm take means over positions, so they stand in the encoder alone, over real positions alone, and the decoder then
+    has ``decoder_norm``. Batch norm uses its running statistics at inference, so that answers do not depend on what
+    else is in a batch. A causal model is a decoder and takes neither. Searches in one compiled call and in fixed
+    buffers know LayerNorm (the latter in the decoder alone); any other norm is searched in the ordinary way.
+
+    Attributes:
+        kind: ``encoder-decoder``, or ``causal``: one decoder that reads source, bos and target in a row.
+        width: D, of every vector between blocks; heads: a divisor of it.
+        feedforward: width inside the feed-forward block.
+        encoder_layers, decoder_layers: depth of each side; a causal model has decoder layers alone.
+        norm: where norms stand, ``pre`` or ``post``. A kind of norm in its place (``norm=rms``, as in recurrent models)
+            is ``encoder_norm`` of that kind with ``norm="pre"``.
+        encoder_norm: ``layer``, ``rms``, ``batch``, ``instance``, ``weight`` (of all matrices in the layers) or
+            ``none``; in a causal model that of its only stack.
+        decoder_norm: ``layer``, ``rms``, ``weight`` or ``none``; ``auto`` is the encoder's, or ``layer`` where that is
+            ``batch`` or ``instance``.
+        activation: ``relu``, ``gelu``, ``silu`` or ``swiglu``.
+        positions: ``sinusoidal``, ``learned`` (up to ``max_positions``) or ``rotary`` (in self-attention alone).
+        dropout: probability, on embeddings and on what each block adds; attention_dropout: on attention weights.
+        attention_map: from scores to weights in every attention: ``softmax``, ``sparsemax``, ``entmax15``, or an alpha.
+        tied: the output matrix is the target embedding; shared: the source embedding is the target embedding.
+        embedding_norm: LayerNorm after the embeddings, whatever the other norms are.
+        embedding_scale: embeddings times sqrt(width).
+        max_positions: longest sequence of a model with learned positions.
+        output_bias: the output layer has a bias.
+        pointer: mix in copying of source symbols (See et al., 2017).
+
+    >>> TransformerConfig(width=128).norm
+    'pre'
+    >>> config = TransformerConfig(norm="batch")
+    >>> config.norm, config.encoder_norm, config.norm_of_decoder
+    ('pre', 'batch', 'layer')
+    """
+
+    kind: Kind = "encoder-decoder"
+    width: int = 256
+    heads: int = 4
+    feedforward: int = 1024
+    encoder_layers: int = 4
+    decoder_layers: int = 4
+    norm: Literal[NormPlace, Norm] = "pre"
+    encoder_norm: Norm = "layer"
+    decoder_norm: DecoderNorm = "auto"
+    positions: Positions = "sinusoidal"
+    activation: Activation = "relu"
+    dropout: float = 0.3
+    attention_dropout: float = 0.0
+    attention_map: str | float = "softmax"
+    tied: bool = True
+    shared: bool = False
+    embedding_norm: bool = False
+    embedding_scale: bool = True
+    max_positions: int = 1024
+    output_bias: bool = True
+    pointer: bool = False
+
+    def __post_init__(self) -> None:
+        self._settle_norm()
+        check_numbers(self, "model", 1, WIDTH, "width", "heads", "feedforward", "max_positions")
+        check_numbers(self, "model", 1, DEPTH, "encoder_layers", "decoder_layers")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} must be in [0, 1), got {getattr(self, name)}")
+        for name, choices in (
+            ("kind", get_args(Kind)),
+            ("norm", (*get_args(NormPlace), *get_args(Norm))),
+            ("encoder_norm", get_args(Norm)),
+            ("decoder_norm", get_args(DecoderNorm)),
+            ("positions", get_args(Positions)),
+            ("activation", get_args(Activation)),
+        ):
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigError(f"model.{name} `{value}` is not known; {nearest(value, choices)}")
+        if self.kind == "causal" and self.encoder_norm not in STEPWISE:
+            raise ConfigError(
+                f"model.encoder_norm = {self.encoder_norm} looks at later positions too, got a causal model, which "
+                "must not; choose layer, rms, weight or none"
+            )
+        attention_map(self.attention_map, setting="model.attention_map")
+        if self.width % self.heads:
+            raise ConfigError(f"model.width must be a multiple of model.heads = {self.heads}, got {self.width}")
+        turned = self.width // self.heads if self.positions == "rotary" else self.width
+        if self.positions != "learned" and turned % 2:
+            raise ConfigError(
+                f"{self.positions} positions need an even width ({'per head' if self.positions == 'rotary' else 'D'}), "
+                f"got {turned}; change model.width or choose learned positions"
+            )
+
+    def _settle_norm(self) -> None:
+        """A kind of norm where its place is expected: both in their own settings."""
+        kind = self.norm
+        if kind not in get_args(Norm):
+            return
+        if self.encoder_norm not in ("layer", kind):
+            raise ConfigError(
+                f"model.norm = {kind} and model.encoder_norm = {self.encoder_norm} name two kinds of norm; keep one"
+            )
+        object.__setattr__(self, "norm", "pre")
+        object.__setattr__(self, "encoder_norm", kind)
+
+    @property
+    def norm_of_decoder(self) -> Norm:
+        """The decoder's norm, ``auto`` settled.
+
+        >>> TransformerConfig(norm="rms").norm_of_decoder, TransformerConfig(norm="instance").norm_of_decoder
+        ('rms', 'layer')
+        """
+        if self.decoder_norm != "auto":
+            return self.decoder_norm
+        return self.encoder_norm if self.encoder_norm in STEPWISE else "layer"
+
+    @property
+    def has_softmax(self) -> bool:
+        """Whether attention is the softmax's, which fast decoding knows alone.
+
+        >>> TransformerConfig().has_softmax, TransformerConfig(attention_map=1.3).has_softmax
+        (True, False)
+        """
+        return self.attention_map in ("softmax", 1)

@@ -1,0 +1,1 @@
+"""Search over autoregressive energies: the protocol, and one module for each strategy."""

@@ -1,0 +1,1 @@
+"""Exact inference: the contract of structures, and one module for each."""

@@ -1,0 +1,59 @@
+"""Who follows what PyTorch does: transforms that a compiled kernel cannot serve, and a compiler that must keep out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import isfunction
+from typing import Any, TypeVar
+
+import torch
+from torch.autograd import forward_ad
+
+__all__ = ["traced", "uncompiled"]
+
+Class = TypeVar("Class", bound=type)
+
+_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", None)
+
+
+def traced() -> bool:
+    """Whether ``torch.func`` or forward-mode differentiation follows each operation, which ends at a compiled kernel.
+
+    >>> traced(), torch.func.vmap(lambda x: x + traced())(torch.zeros(1))
+    (False, tensor([1.]))
+    """
+    # No public question exists; without these names plain PyTorch answers, slowly and rightly.
+    return _transforms_active is None or _transforms_active() or getattr(forward_ad, "_current_level", 0) >= 0
+
+
+def _outside(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*arguments: Any, **settings: Any) -> Any:
+        if torch.compiler.is_compiling():  # asked for here: `disable` itself imports the compiler, for a second
+            return torch.compiler.disable(function)(*arguments, **settings)
+        return function(*arguments, **settings)
+
+    return call
+
+
+def uncompiled(kind: Class) -> Class:
+    """A class whose public methods and properties ``torch.compile`` calls as they are, between the graphs it makes.
+
+    What they do is compiled already, and what they look at (lengths, labels, results kept) is no part of a graph.
+
+    >>> @uncompiled
+    ... class Length:
+    ...     def __init__(self, x):
+    ...         self.found = int(x.sum())
+    >>> Length(torch.ones(3)).found
+    3
+    """
+    for name, member in list(vars(kind).items()):
+        if name.startswith("_") and name != "__init__":
+            continue
+        if isfunction(member):
+            setattr(kind, name, _outside(member))
+        elif isinstance(member, property) and member.fget is not None:
+            setattr(kind, name, property(_outside(member.fget), member.fset, member.fdel, member.__doc__))
+    return kind

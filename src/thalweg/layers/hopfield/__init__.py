@@ -1,0 +1,1 @@
+"""Hopfield layers and the maps that separate their patterns."""

@@ -1,0 +1,243 @@
+"""Classification: from folders of images to a trained network that names what it sees."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+import thalweg
+from thalweg.data.images.batches import ImageBatches
+from thalweg.data.images.reading import ImageData, ImageSplit, channel_statistics, read_images
+from thalweg.energies.convnet.model import ConvNet
+from thalweg.errors import ConfigError, DataError
+from thalweg.learning.losses.classes import ClassLoss
+from thalweg.learning.trainer import Trainer, Watch, resolve_device
+from thalweg.limits import check_threads, within_memory
+from thalweg.metrics.classification import score_classes
+from thalweg.tasks.classify.classifier import Classifier, build_classifier
+from thalweg.tasks.classify.config import ClassifyConfig, ImageDataConfig
+from thalweg.tasks.config import as_settings, to_yaml
+from thalweg.tasks.runs import Listener, RunLog, TrainResult, goes_on
+
+# Of a long list, this many are named.
+SHOWN = 10
+
+__all__ = ["dev_metrics", "open_images", "told", "train"]
+
+
+@within_memory("lower training.batch_size, data.size or the sizes of the model")
+def train(
+    config: ClassifyConfig,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    listener: Listener | None = None,
+    root: Path | None = None,
+    watch: Watch | None = None,
+) -> TrainResult:
+    """Train a network on images; the run directory gets the model, the log and what resuming needs.
+
+    Args:
+        config: data, model, training and how images are varied.
+        out: the run directory; one that holds a run already is an error unless ``resume``.
+        resume: go on from ``last.safetensors``; the result equals an uninterrupted run's.
+        listener: called with every event; ``step`` events are not logged, all others are.
+        root: folder of known data sets.
+        watch: looks at some steps; what it finds is logged. The weights are the same with it and without.
+
+    >>> train(ClassifyConfig(), "runs/landscapes")
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: no images: give a folder, a zip or `digits`, or `data.path` in the config
+    """
+    out = Path(out)
+    check_threads(config.training.threads)
+    resume = goes_on(out, resume)
+    device = resolve_device(config.training.device)
+    data = open_images(config.data, root=root, listener=listener)
+    training, dev = _splits(data, config.data.path)
+    mean, std = channel_statistics(training)
+    batches = _batches(config, training, mean, std, device)
+    config = dataclasses.replace(config, training=config.training.planned(len(batches)))
+    channels, height, width = data.shape
+    torch.manual_seed(config.training.seed)
+    model = build_classifier(config, len(data.classes), channels, (height, width), trained=device == "cpu")
+    meta = {
+        "task": "classify",
+        "version": thalweg.__version__,
+        "config": as_settings(config),
+        "classes": list(data.classes),
+        "channels": channels,
+        "size": [height, width],
+        "mean": mean.tolist(),
+        "std": std.tolist(),
+        "data": _digest(training, mean, std),
+    }
+    log = RunLog(out / "log.jsonl", listener, unit="images", noun="classification")
+    trainer = Trainer(
+        model,
+        config.training,
+        loss=ClassLoss(config.training),
+        evaluate=_dev_evaluator(Classifier(model, data.classes, mean, std), dev),
+        directory=out,
+        meta=meta,
+        listener=log,
+        watch=watch,
+    )
+    log.open(to_yaml(config), meta, resume=resume)
+    start = _start_event(trainer, data, training, dev, config, resume)
+    log.begin(start, len(training), _lines(start))
+    with _fast_convolutions(device):
+        progress = trainer.fit(batches, resume=resume)
+    return TrainResult(out, progress.finished, progress.best_epoch, progress.best_metrics, progress.seconds)
+
+
+def _batches(config: ClassifyConfig, training: ImageSplit, mean: Tensor, std: Tensor, device: str) -> ImageBatches:
+    return ImageBatches(
+        training,
+        size=config.training.batch_size,
+        seed=config.training.seed,
+        augment=config.augment.settle((training.images.shape[2], training.images.shape[3]), config.data.path),
+        mean=mean,
+        std=std,
+        mixup=config.training.mixup,
+        device=device,
+        workers=1,
+    )
+
+
+def open_images(config: ImageDataConfig, *, root: Path | None = None, listener: Listener | None = None) -> ImageData:
+    """The images that a config names.
+
+    Args:
+        root: folder of known data sets.
+        listener: called with ``{"event": "decoded", "done": n, "of": m}`` where images are decoded.
+
+    >>> open_images(ImageDataConfig(path="digits")).classes[:3]
+    ('0', '1', '2')
+    """
+    if not config.path:
+        raise ConfigError("no images: give a folder, a zip or `digits`, or `data.path` in the config")
+    return read_images(
+        config.path,
+        size=config.shape,
+        colour=config.colours,
+        on_bad=config.on_bad,
+        held_out=config.held_out,
+        held_out_test=config.held_out_test,
+        seed=config.split_seed,
+        workers=None if config.workers < 0 else config.workers,
+        root=root,
+        progress=told(listener),
+    )
+
+
+def told(listener: Listener | None) -> Callable[[int, int], None] | None:
+    """What the reader of images tells its progress to: the listener, as ``decoded`` events.
+
+    >>> told(None) is None
+    True
+    """
+    if listener is None:
+        return None
+    return lambda done, total: listener({"event": "decoded", "done": done, "of": total})
+
+
+def _splits(data: ImageData, where: str) -> tuple[ImageSplit, ImageSplit]:
+    if data.val is None:
+        raise DataError(
+            f"{where}: expected validation images to choose the best epoch by, got none; add a folder `val`"
+        )
+    return data.train, data.val
+
+
+def _digest(training: ImageSplit, mean: Tensor, std: Tensor) -> str:
+    """A fingerprint of the training images, so that a run is never resumed on others."""
+    digest = hashlib.sha256(repr((tuple(training.images.shape), mean.tolist(), std.tolist())).encode())
+    for file, label in zip(training.files, training.labels.tolist(), strict=True):
+        digest.update(f"{file}\t{label}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def dev_metrics(log_probs: Tensor, labels: Tensor) -> dict[str, float]:
+    """What is measured after each epoch: ``loss`` (mean negative log-likelihood), ``accuracy``, macro ``f1``, ``ece``.
+
+    A network whose energies are no numbers any more has no loss and gets nothing right.
+
+    >>> dev_metrics(torch.tensor([[0.5, 0.5], [0.9, 0.1]]).log(), torch.tensor([0, 0]))["accuracy"]
+    1.0
+    """
+    if not torch.isfinite(log_probs.exp().sum()):
+        return {"loss": float("nan"), "accuracy": 0.0, "f1": 0.0, "ece": float("nan")}
+    scores = score_classes(log_probs, labels, resamples=0)
+    return {"loss": scores["nll"].value} | {key: scores[key].value for key in ("accuracy", "f1", "ece")}
+
+
+def _dev_evaluator(classifier: Classifier, dev: ImageSplit) -> Callable[[nn.Module], dict[str, float]]:
+    placed: list[ImageBatches] = []
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        classifier.model = cast(ConvNet, model)
+        if not placed:  # once: on an accelerator the images stay there
+            placed.append(classifier.batches(dev, 512))
+        rows = [cast(ConvNet, model).log_probs(batch.images) for batch in placed[0].iterate(0)]
+        return dev_metrics(torch.cat(rows).cpu(), dev.labels)
+
+    return evaluate
+
+
+def _fast_convolutions(device: str) -> AbstractContextManager[Any]:
+    """On CUDA, the fastest algorithm for each shape, found by trying."""
+    if device != "cuda":
+        return nullcontext()
+    return torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True)
+
+
+def _start_event(
+    trainer: Trainer, data: ImageData, training: ImageSplit, dev: ImageSplit, config: ClassifyConfig, resumed: bool
+) -> dict[str, Any]:
+    _, channels, height, width = training.images.shape
+    return {
+        "event": "start",
+        "task": "classify",
+        "version": thalweg.__version__,
+        "torch": torch.__version__,
+        "device": str(trainer.device),
+        "parameters": sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad),
+        "train": _split_fact(config.data.path, training, len(data.classes)),
+        "dev": _split_fact(config.data.path, dev, len(data.classes)),
+        "classes": list(data.classes),
+        "images": {"channels": channels, "height": height, "width": width},
+        "augment": dataclasses.asdict(config.augment.settle((height, width), config.data.path)),
+        "skipped": [list(pair) for pair in data.skipped[:100]],
+        "skipped_count": len(data.skipped),
+        "epochs": trainer.config.epochs,
+        "resumed": resumed,
+    }
+
+
+def _split_fact(path: str, split: ImageSplit, classes: int) -> dict[str, Any]:
+    counts = torch.bincount(split.labels, minlength=classes)
+    fewest, most = int(counts.min()), int(counts.max())
+    spread = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    summary = f"{path}: {len(split):,} images ({split.name}), {spread} of each class"
+    return {"path": path, "split": split.name, "images": len(split), "summary": summary}
+
+
+def _lines(start: dict[str, Any]) -> list[str]:
+    """What a person is told at the start."""
+    lines = [f"{split:<7} {start[split]['summary']}" for split in ("train", "dev")]
+    lines += [f"skipped {file}: {reason}" for file, reason in start["skipped"][:SHOWN]]
+    if start["skipped_count"] > SHOWN:
+        lines.append(f"skipped {start['skipped_count'] - SHOWN} more")
+    names, shape = start["classes"], start["images"]
+    listed = ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
+    kind = "grey" if shape["channels"] == 1 else "RGB"
+    return [*lines, f"images  {shape['width']} x {shape['height']} {kind}, {len(names)} classes: {listed}"]

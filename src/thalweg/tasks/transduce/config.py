@@ -1,0 +1,82 @@
+"""Settings of transduction: where the pairs are, the model, the training, the search on dev data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, cast, get_args, get_origin, get_type_hints
+
+from thalweg.energies.seq2seq.model import Seq2SeqConfig
+from thalweg.errors import ConfigError, nearest
+from thalweg.learning.settings import TrainingConfig
+from thalweg.tasks.config import learnt_with
+from thalweg.tasks.transduce.presets import FAMILIES, FAMILY_TRAINING, PRESETS, ModelConfig
+from thalweg.tasks.transduce.search_settings import SearchConfig
+
+__all__ = ["DataConfig", "TransduceConfig"]
+
+Splitting = Literal["auto", "characters", "graphemes", "spaced"]
+Normalising = Literal["auto", "nfc", "nfd", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the pairs are and how each side is cut into symbols.
+
+    Attributes:
+        train, dev: a TSV file (``.gz`` too), or ``NAME:SPLIT`` of an embedded or known data set (``cmudict:train``).
+        held_out: without ``dev``, this share of the training sources is kept apart as dev data.
+        source_symbols, target_symbols: ``auto``, ``characters``, ``graphemes`` or ``spaced``.
+        source_normalise, target_normalise: Unicode form ``nfc``, ``nfd`` or ``none``; ``auto`` is NFC except where
+            composition would hide the letters (Korean syllables).
+        features: ``auto`` reads a third column of tags (``V;PST``) where the training file has one; ``none`` expects
+            two columns.
+
+    >>> DataConfig(train="train.tsv").source_symbols
+    'auto'
+    """
+
+    train: str = ""
+    dev: str = ""
+    held_out: float = 0.1
+    source_symbols: Splitting = "auto"
+    source_normalise: Normalising = "auto"
+    target_symbols: Splitting = "auto"
+    target_normalise: Normalising = "auto"
+    features: Literal["auto", "none"] = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.held_out < 1:
+            raise ConfigError(f"data.held_out must be in (0, 1), got {self.held_out}")
+        for name, hint in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if get_origin(hint) is Literal and value not in get_args(hint):
+                raise ConfigError(f"data.{name} `{value}` is not known; {nearest(str(value), get_args(hint))}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransduceConfig:
+    """Everything about a transduction run; ``search`` is the one used to measure on the dev data while training.
+
+    In plain settings ``model`` may be the name of a preset (``model: causal``), or a section that names its ``family``
+    (``recurrent`` or ``transformer``); without, the settings it holds tell, and where they do not it is recurrent.
+    What ``training`` does not say is what the family learns with.
+
+    >>> TransduceConfig(data=DataConfig(train="train.tsv")).model.cell
+    'lstm'
+    """
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=Seq2SeqConfig)
+    training: TrainingConfig = field(default=cast(TrainingConfig, None))  # its family's, which only an instance knows
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+    task = "transduce"
+    presets = PRESETS
+    families = FAMILIES
+    learns_with = FAMILY_TRAINING
+    aliases = {"attention.map": "model.attention_map", "model.attention.map": "model.attention_map"}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        if self.training is None:
+            family = next(name for name, kind in FAMILIES.items() if isinstance(self.model, kind))
+            object.__setattr__(self, "training", TrainingConfig(**learnt_with(type(self), family, {})))

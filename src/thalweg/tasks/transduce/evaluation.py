@@ -1,0 +1,325 @@
+"""Measure a trained transducer on a file: scores with intervals, predictions, worst errors, confusions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import thalweg
+from thalweg.data import PairFile
+from thalweg.data.text.named_pairs import open_pairs
+from thalweg.errors import ConfigError
+from thalweg.files import write_atomically
+from thalweg.metrics import closest_reference, confusions, score_strings, worst
+from thalweg.tasks.base import Evaluation
+from thalweg.tasks.names import check_name, file_name
+from thalweg.tasks.transduce.answers import Prediction, Source
+from thalweg.tasks.transduce.codec import is_tag
+from thalweg.tasks.transduce.ensembles import Predictor, open_runs
+from thalweg.tasks.transduce.search_settings import SearchConfig
+from thalweg.tasks.transduce.training import words_of
+
+__all__ = ["ExactReport", "PairEvaluation", "evaluate"]
+
+GAP = "∅"
+PICTURES = 12
+
+
+@dataclass(frozen=True)
+class ExactReport:
+    """What exact search found out about the model and about a beam; shares of the items.
+
+    Attributes:
+        width: of the beam.
+        proved: items whose most probable answer is known; the others ran out of ``max_expansions``.
+        beam_optimal: items whose beam answer is that; beam_beaten: items with a more probable answer than the beam's.
+        empty: items whose most probable answer is the empty one.
+
+    >>> ExactReport(width=5, proved=1.0, beam_optimal=0.99, beam_beaten=0.01, empty=0.0).beam_optimal
+    0.99
+    """
+
+    width: int
+    proved: float
+    beam_optimal: float
+    beam_beaten: float
+    empty: float
+
+
+@dataclass(frozen=True)
+class PairEvaluation(Evaluation):
+    """Scores of one run on one file; ``exact`` with exact search alone.
+
+    >>> PairEvaluation(Path("runs/x/evaluation/test"), "test.tsv", {}, 100, 2000.0, "beam").said()
+    'test.tsv: 100 items, 2,000 a second with beam search'
+    """
+
+    FILES = {  # noqa: RUF012
+        "metrics.json": "scores and settings",
+        "predictions.jsonl": "k best answers of every item",
+        "worst.tsv": "worst errors first",
+        "confusions.tsv": "symbols taken for others",
+        "attention.json": "where the model looked",
+    }
+
+    search: str = "beam"
+    exact: ExactReport | None = None
+
+    @property
+    def words_per_second(self) -> float:
+        """Sources answered a second."""
+        return self.speed
+
+    def said(self) -> str:
+        """What was done, in a line."""
+        return f"{super().said()} with {self.search} search"
+
+    def remarks(self) -> list[str]:
+        """What exact search found out."""
+        exact = self.exact
+        if exact is None:
+            return []
+        found = f"{exact.beam_optimal:8.2%}, a better answer {exact.beam_beaten:.2%}"
+        return [
+            f"proved the most probable      {exact.proved:8.2%} of items",
+            f"beam {exact.width} finds it already      {found}",
+            f"it is the empty answer        {exact.empty:8.2%}",
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures as ``json`` can write them."""
+        scores = {key: score.to_json() for key, score in self.scores.items()}
+        exact = {"exact": dataclasses.asdict(self.exact)} if self.exact else {}
+        return {"items": self.items, "words_per_second": self.speed, "scores": scores, **exact}
+
+
+@dataclass(frozen=True)
+class _Item:
+    source: str
+    references: tuple[str, ...]
+    features: tuple[str, ...] = ()
+
+
+def evaluate(
+    run: str | Path,
+    spec: str,
+    *,
+    k: int = 5,
+    how: SearchConfig | None = None,
+    references: Literal["each", "any"] = "each",
+    name: str | None = None,
+    device: str = "auto",
+    precision: str = "float32",
+    ensemble: Sequence[str | Path] = (),
+    vote: bool = False,
+    root: Path | None = None,
+    listener: Callable[[dict[str, Any]], None] | None = None,
+) -> PairEvaluation:
+    """Predict every source of a file, compare with its targets, write ``RUN/evaluation/NAME/``.
+
+    Args:
+        run: run directory.
+        spec: TSV file or ``NAME:SPLIT``.
+        k: answers per source; WER@k is given for 1 < k' <= k among 3, 5, 10 and k itself.
+        how: the search; beam of width 5 by default.
+        references: ``each`` counts every line; ``any`` counts each source once and accepts any of its targets.
+        name: of the evaluation; the file's stem by default.
+        precision: ``float32``; on the CPU also ``bf16`` or ``int8``.
+        ensemble: runs that answer with this one; vote: by a vote instead of the mean of their probabilities.
+        listener: called with ``{"event": "predicted", "done": n, "of": m}``.
+
+    >>> evaluate("absent", "cmudict:dev")
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.CheckpointError: absent/model.safetensors: expected a checkpoint, got no such file; ...
+    """
+    if references not in ("each", "any"):
+        raise ConfigError(f"references must be `each` or `any`, got `{references}`")
+    if name is not None:
+        check_name(name, "the name of an evaluation")
+    how = how or SearchConfig(search="beam")
+    k = 1 if how.search in ("greedy", "exact") else k
+    transducer = open_runs([run, *ensemble], vote=vote, precision=precision, device=device)
+    pairs = open_pairs(spec, root, features=transducer.featured)
+    items = _items(pairs, references)
+    began = time.perf_counter()
+    predictions = list(_predict(transducer, items, k, how, listener))
+    speed = len(items) / (time.perf_counter() - began)
+
+    exact = _compare(transducer, items, predictions, how) if how.search == "exact" and not vote else None
+    split = transducer.target.symbols.split
+    answers = [[answer.symbols for answer in p.answers] for p in predictions]
+    gold = [[split(text) for text in item.references] for item in items]
+    ks = sorted({n for n in (3, 5, 10, k) if 1 < n <= k})
+    scores = score_strings(answers, gold, ks=ks, words=words_of(transducer.target, pairs.targets()))
+    if transducer.target.symbols.kind == "spaced":
+        scores["cer"] = dataclasses.replace(scores["cer"], name="PER")
+
+    home = Path(run).parent if Path(run).is_file() else Path(run)
+    directory = home / "evaluation" / (name or _stem(spec))
+    facts = {
+        "file": spec,
+        "pairs": len(pairs),
+        "items": len(items),
+        "search": {**dataclasses.asdict(how), "name": how.search, "k": k},
+        "references": references,
+        "scores": {key: score.to_json() for key, score in scores.items()},
+        "words_per_second": speed,
+        "version": thalweg.__version__,
+    }
+    if exact:
+        facts["exact"] = dataclasses.asdict(exact)
+    if ensemble:
+        facts["ensemble"] = {"runs": [str(run) for run in ensemble], "vote": vote}
+    if precision != "float32":
+        facts["precision"] = precision
+    _write(directory / "metrics.json", json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+    _write_predictions(directory, items, predictions, answers, gold)
+    _write_tables(directory, items, answers, gold, transducer)
+    _write_attention(directory, transducer, items, predictions, answers, gold)
+    return PairEvaluation(directory, spec, scores, len(items), speed, how.search, exact)
+
+
+def _stem(spec: str) -> str:
+    name, colon, split = spec.rpartition(":")
+    if colon and not Path(spec).exists():
+        return file_name(f"{name.replace('/', '-')}-{split}")
+    return file_name(Path(spec).name.removesuffix(".gz").removesuffix(".tsv")) if spec != "-" else "stdin"
+
+
+def _items(pairs: PairFile, references: str) -> list[_Item]:
+    if references == "any":
+        return [_Item(source, targets, tags) for (source, tags), targets in pairs.questions().items()]
+    return [_Item(pair.source, (pair.target,), pair.features) for pair in pairs.pairs]
+
+
+def _compare(
+    transducer: Predictor, items: list[_Item], predictions: list[Prediction], how: SearchConfig
+) -> ExactReport:
+    """How often a beam finds what exact search proves."""
+    proved = optimal = beaten = empty = 0
+    beam = dataclasses.replace(how, search="beam")
+    for exact, other in zip(predictions, _predict(transducer, items, 1, beam, None), strict=True):
+        if not exact.answers:
+            continue
+        best, guess = exact.answers[0], other.answers[0] if other.answers else None
+        # Rounding may differ between two runs of the model; that is no better answer.
+        worse = guess is None or not guess.finished or best.log_prob > guess.log_prob + 1e-5
+        proved += best.optimal is True
+        optimal += best.optimal is True and not worse
+        beaten += best.finished and worse
+        empty += best.optimal is True and not best.symbols
+    n = max(1, len(items))
+    return ExactReport(
+        width=how.width, proved=proved / n, beam_optimal=optimal / n, beam_beaten=beaten / n, empty=empty / n
+    )
+
+
+def _predict(
+    transducer: Predictor,
+    items: list[_Item],
+    k: int,
+    how: SearchConfig,
+    listener: Callable[[dict[str, Any]], None] | None,
+) -> Iterator[Prediction]:
+    # Whole-file chunks let words of one length share a batch.
+    sources = (Source(item.source, item.features) for item in items)
+    stream = transducer.predict(sources, k=k, how=how, batch_size=4096)
+    for done, prediction in enumerate(stream, start=1):
+        if listener and (done % 256 == 0 or done == len(items)):
+            listener({"event": "predicted", "done": done, "of": len(items)})
+        yield prediction
+
+
+def _write(path: Path, text: str) -> None:
+    write_atomically(path, text.encode())
+
+
+def _write_predictions(
+    directory: Path,
+    items: list[_Item],
+    predictions: list[Prediction],
+    answers: list[list[tuple[str, ...]]],
+    gold: list[list[tuple[str, ...]]],
+) -> None:
+    lines = []
+    for item, prediction, best, references in zip(items, predictions, answers, gold, strict=True):
+        _, edits = closest_reference(best[0] if best else (), references)
+        record = {
+            "source": item.source,
+            **({"features": list(item.features)} if item.features else {}),
+            "references": list(item.references),
+            "answers": [answer.to_json() for answer in prediction.answers],
+            "correct": edits == 0,
+            "edits": edits,
+        }
+        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+    _write(directory / "predictions.jsonl", "".join(lines))
+
+
+def _write_tables(
+    directory: Path,
+    items: list[_Item],
+    answers: list[list[tuple[str, ...]]],
+    gold: list[list[tuple[str, ...]]],
+    transducer: Predictor,
+) -> None:
+    join = transducer.target.symbols.join
+    rows = ["source\treferences\tprediction\tedits\n"]
+    for mistake in worst(answers, gold, limit=200):
+        item = items[mistake.item]
+        source = f"{item.source} ({';'.join(item.features)})" if item.features else item.source
+        rows.append(f"{source}\t{' | '.join(item.references)}\t{join(mistake.hypothesis)}\t{mistake.edits}\n")
+    _write(directory / "worst.tsv", "".join(rows))
+    rows = ["gold\tpredicted\tcount\n"]
+    for confusion in confusions(answers, gold):
+        rows.append(f"{confusion.gold or GAP}\t{confusion.predicted or GAP}\t{confusion.count}\n")
+    _write(directory / "confusions.tsv", "".join(rows))
+
+
+def _write_attention(
+    directory: Path,
+    transducer: Predictor,
+    items: list[_Item],
+    predictions: list[Prediction],
+    answers: list[list[tuple[str, ...]]],
+    gold: list[list[tuple[str, ...]]],
+) -> None:
+    """Where the model looked, for a few right and a few wrong answers spread over the file."""
+    path = directory / "attention.json"
+    path.unlink(missing_ok=True)
+    right = [n for n, (best, refs) in enumerate(zip(answers, gold, strict=True)) if best and best[0] in refs]
+    chosen_right = set(right)
+    wrong = [n for n in range(len(items)) if n not in chosen_right and predictions[n].answers]
+    chosen = _spread(right, PICTURES // 2) + _spread(wrong, PICTURES // 2)
+    side = transducer.source
+    shown = [
+        ((*side.tags(items[n].features), *side.symbols.split(items[n].source)), predictions[n].answers[0])
+        for n in chosen
+    ]
+    pictures = []
+    for n, (source, answer), weights in zip(chosen, shown, transducer.attend(shown), strict=True):
+        if weights is None:
+            continue
+        ending = ("</s>",) if answer.finished else ()
+        pictures.append(
+            {
+                "source": [symbol.strip() if is_tag(symbol) else symbol for symbol in source],
+                "prediction": [*answer.symbols, *ending],
+                "reference": items[n].references[0],
+                "weights": [[round(w, 4) for w in row] for row in weights],
+            }
+        )
+    if pictures:
+        _write(path, json.dumps(pictures, ensure_ascii=False) + "\n")
+
+
+def _spread(rows: list[int], count: int) -> list[int]:
+    if len(rows) <= count:
+        return rows
+    return [rows[(2 * n + 1) * len(rows) // (2 * count)] for n in range(count)]

@@ -1,0 +1,121 @@
+"""What a task asks of a model, and models made from a config."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
+from thalweg.energies.transformer.model import Transformer
+from thalweg.inference.search.protocol import Autoregressive
+from thalweg.layers.low_precision import Precision, reduce_precision
+from thalweg.layers.padded import Padded
+from thalweg.limits import check_fits
+from thalweg.tasks.runs import check_size
+from thalweg.tasks.transduce.codec import Codec
+from thalweg.tasks.transduce.config import TransduceConfig
+
+__all__ = ["SequenceModel", "build_model", "device_of_model", "load_model", "reduced"]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class SequenceModel(Autoregressive, Protocol):
+    """A model of target sequences given a source: what a search asks, and where its answers looked.
+
+    >>> model: SequenceModel = Seq2Seq(Seq2SeqConfig(hidden=8), source_size=7, target_size=7)
+    >>> model.vocab_size
+    7
+    """
+
+    def attention_weights(self, source: Padded, target: Padded) -> Tensor | None:
+        """``(B, T, S)`` where each target position looked, or None."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The weights; they say where the model is."""
+        ...
+
+
+def device_of_model(model: SequenceModel) -> torch.device:
+    """Where a model's weights are; the CPU for one without.
+
+    >>> device_of_model(Seq2Seq(Seq2SeqConfig(hidden=8), source_size=7, target_size=7)).type
+    'cpu'
+    """
+    first = next(iter(model.parameters()), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def build_model(
+    config: TransduceConfig, source: Codec, target: Codec, *, trained: bool = False
+) -> Seq2Seq | Transformer:
+    """A fresh model of the config's family and shape for the two alphabets.
+
+    One that the memory cannot hold, with what training adds where it is to be ``trained`` there, is an
+    :class:`~thalweg.errors.OutOfMemoryError` before anything is allocated.
+
+    >>> from thalweg.data import Alphabet, Symbols
+    >>> from thalweg.tasks.registry import build_config
+    >>> side = Codec(Symbols(), Alphabet.build(["abc"]))
+    >>> build_model(build_config({"model": {"hidden": 8}}), side, side).vocab_size
+    7
+    """
+    widths = "hidden, model.embedding" if isinstance(config.model, Seq2SeqConfig) else "width, model.feedforward"
+    plain = partial(_model, _without_pointer(config), source, target)
+    check_fits(plain, trained=trained, remedy=f"lower model.{widths} or the number of layers")
+    return _model(config, source, target)
+
+
+def _model(config: TransduceConfig, source: Codec, target: Codec) -> Seq2Seq | Transformer:
+    S, V = len(source.alphabet), len(target.alphabet)
+    if isinstance(config.model, Seq2SeqConfig):
+        return Seq2Seq(config.model, source_size=S, target_size=V)
+    copies = None
+    if config.model.pointer:
+        # A source symbol copies to the target symbol that is written alike.
+        same = [target.alphabet.encode([symbol])[0] for symbol in source.alphabet.symbols]
+        nothing = [-1] * (S - len(same))  # unknown, padding, begin and end
+        copies = torch.tensor(nothing + [number or -1 for number in same])
+    return Transformer(config.model, source_size=S, target_size=V, features=source.features, copies=copies)
+
+
+def _without_pointer(config: TransduceConfig) -> TransduceConfig:
+    """For building without memory: what a pointer copies is looked at."""
+    if isinstance(config.model, Seq2SeqConfig):
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, pointer=False))
+
+
+def load_model(
+    config: TransduceConfig, source: Codec, target: Codec, weights: Mapping[str, Tensor]
+) -> Seq2Seq | Transformer:
+    """The model of :func:`build_model` with the weights of a file.
+
+    >>> from thalweg.data import Alphabet, Symbols
+    >>> from thalweg.tasks.registry import build_config
+    >>> side, config = Codec(Symbols(), Alphabet.build(["abc"])), build_config({"model": {"hidden": 8}})
+    >>> load_model(config, side, side, build_model(config, side, side).state_dict()).vocab_size
+    7
+    """
+    check_size(partial(_model, _without_pointer(config), source, target), weights)
+    model = _model(config, source, target)
+    model.load_state_dict(weights)
+    return model
+
+
+def reduced(model: M, precision: str) -> M:
+    """The model with smaller numbers in its linear layers, for the CPU; ``float32`` leaves it as it is.
+
+    >>> model = nn.Linear(2, 2)
+    >>> reduced(model, "float32") is model
+    True
+    """
+    if precision == "float32":
+        return model
+    return cast(M, reduce_precision(model, cast(Precision, precision)))

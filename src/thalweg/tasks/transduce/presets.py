@@ -1,0 +1,47 @@
+"""Families of models, what each learns with, and presets by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.energies.seq2seq.model import Seq2SeqConfig
+from thalweg.energies.transformer.model import TransformerConfig
+
+__all__ = ["FAMILIES", "FAMILY_TRAINING", "PRESETS", "ModelConfig"]
+
+ModelConfig = Seq2SeqConfig | TransformerConfig
+"""Shape of a model of either family."""
+
+FAMILIES: dict[str, type[Seq2SeqConfig] | type[TransformerConfig]] = {
+    "recurrent": Seq2SeqConfig,
+    "transformer": TransformerConfig,
+}
+"""The settings of each family's models, by the name that ``model.family`` has; the first is the default."""
+
+FAMILY_TRAINING: dict[str, dict[str, Any]] = {
+    "recurrent": {},
+    # Wu et al. (2021), who found a large batch, much dropout and a slow start to be what small data need, and who take
+    # the usual second beta of Transformers. By tokens: about 400 words with their transcriptions.
+    "transformer": {
+        "batch_tokens": 8000,
+        "learning_rate": 1e-3,
+        "weight_decay": 0.01,
+        "beta2": 0.98,
+        "schedule": "inverse_sqrt",
+        "warmup": 4000,
+        "label_smoothing": 0.1,
+    },
+}
+"""Training settings that models of a family learn with; they stand where nothing else is said."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "lstm-attention": {"model": {"family": "recurrent", "cell": "lstm", "attention": "additive"}},
+    "gru-attention": {"model": {"family": "recurrent", "cell": "gru", "attention": "additive"}},
+    "lstm": {"model": {"family": "recurrent", "cell": "lstm", "attention": "none"}},
+    "gru": {"model": {"family": "recurrent", "cell": "gru", "attention": "none"}},
+    "transformer": {"model": {"family": "transformer"}},
+    "transformer-rotary": {"model": {"family": "transformer", "positions": "rotary"}},
+    "transformer-pointer": {"model": {"family": "transformer", "pointer": True}},
+    "causal": {"model": {"family": "transformer", "kind": "causal"}},
+}
+"""Settings by the name given to ``--model``, or to ``model`` in YAML and Python; anything in them can be overridden."""

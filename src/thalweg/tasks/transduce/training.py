@@ -1,0 +1,252 @@
+"""Transduction: from pairs of strings to a trained model that turns one into the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+import thalweg
+from thalweg.data import Alphabet, Batch, Batches, Example, PairFile, Symbols, guess_symbols
+from thalweg.data.text.named_pairs import open_pairs
+from thalweg.errors import ConfigError, DataError
+from thalweg.learning.losses import sequence_nll
+from thalweg.learning.losses.sequences import SequenceLoss
+from thalweg.learning.trainer import Trainer, Watch, resolve_device
+from thalweg.limits import check_threads, within_memory
+from thalweg.metrics import score_strings
+from thalweg.tasks.config import as_settings, to_yaml
+from thalweg.tasks.runs import Listener, RunLog, TrainResult, goes_on
+from thalweg.tasks.transduce.codec import Codec, tag_symbol
+from thalweg.tasks.transduce.config import TransduceConfig
+from thalweg.tasks.transduce.models import SequenceModel, build_model
+from thalweg.tasks.transduce.searching import forced_prefix, lexicon_trie
+from thalweg.tasks.transduce.transducer import Transducer
+
+__all__ = ["Prepared", "TrainResult", "prepare", "train", "words_of"]
+
+
+@within_memory("lower training.batch_size, the sizes of the model or search.width, or split the longest lines")
+def train(
+    config: TransduceConfig,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    listener: Listener | None = None,
+    root: Path | None = None,
+    watch: Watch | None = None,
+) -> TrainResult:
+    """Train a model on pairs of strings; the run directory gets the model, the log and what resuming needs.
+
+    Args:
+        config: data, model, training and dev search.
+        out: the run directory; one that holds a run already is an error unless ``resume``.
+        resume: go on from ``last.safetensors``; the result equals an uninterrupted run's.
+        listener: called with every event; ``step`` events are not logged, all others are.
+        root: folder of known data sets, for ``NAME:SPLIT``.
+        watch: looks at some steps; what it finds is logged. The weights are the same with it and without.
+
+    >>> train(TransduceConfig(), "runs/names")
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: no training data: give `--data train.tsv` or `data.train` in the config
+    """
+    out = Path(out)
+    check_threads(config.training.threads)
+    resume = goes_on(out, resume)
+    training, dev = _read_splits(config, root)
+    source, target = _codecs(config, training)
+    batches = Batches(
+        _examples(training, source, target),
+        size=config.training.batch_size,
+        tokens=config.training.batch_tokens,
+        seed=config.training.seed,
+    )
+    config = dataclasses.replace(config, training=config.training.planned(len(batches)))
+    torch.manual_seed(config.training.seed)
+    model = build_model(config, source, target, trained=resolve_device(config.training.device) == "cpu")
+    longest = 1 + max(len(target.symbols.split(text)) for text in training.targets())
+    meta = {
+        "task": "transduce",
+        "version": thalweg.__version__,
+        "config": as_settings(config),
+        "source": source.to_json(),
+        "target": target.to_json(),
+        "longest": longest,
+        "data": _digest(training),
+    }
+    log = RunLog(out / "log.jsonl", listener, unit="pairs", noun="transduction")
+    trainer = Trainer(
+        model,
+        config.training,
+        loss=SequenceLoss(config.training, model, max_length=2 * longest + 10),
+        evaluate=_dev_evaluator(config, source, target, dev, longest, meta),
+        directory=out,
+        meta=meta,
+        listener=log,
+        watch=watch,
+    )
+    log.open(to_yaml(config), meta, resume=resume)
+    start = _start_event(trainer, training, dev, source, target, resume)
+    names = {"cer": "PER"} if target.symbols.kind == "spaced" else {}
+    log.begin(start, len(training), _lines(start, config), names=names)
+    progress = trainer.fit(batches, resume=resume)
+    return TrainResult(out, progress.finished, progress.best_epoch, progress.best_metrics, progress.seconds)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a config's data become before anything is trained: both alphabets, and the training pairs as numbers."""
+
+    source: Codec
+    target: Codec
+    examples: list[Example]
+
+
+def prepare(config: TransduceConfig, root: Path | None = None) -> Prepared:
+    """Read a config's training data as :func:`train` would.
+
+    >>> prepare(TransduceConfig())
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: no training data: give `--data train.tsv` or `data.train` in the config
+    """
+    training, _ = _read_splits(config, root)
+    source, target = _codecs(config, training)
+    return Prepared(source, target, _examples(training, source, target))
+
+
+def _read_splits(config: TransduceConfig, root: Path | None) -> tuple[PairFile, PairFile]:
+    if not config.data.train:
+        raise ConfigError("no training data: give `--data train.tsv` or `data.train` in the config")
+    training = open_pairs(config.data.train, root, features=None if config.data.features == "auto" else False)
+    if config.data.dev:
+        return training, open_pairs(config.data.dev, root, features=training.featured)
+    # By a hash of the source: its targets stay together, and the choice never moves between runs.
+    share = config.data.held_out
+    held = {s for s in set(training.sources()) if _unit_hash(s) < share}
+    dev = [pair for pair in training.pairs if pair.source in held]
+    rest = [pair for pair in training.pairs if pair.source not in held]
+    if not dev or not rest:
+        raise DataError(
+            f"{training.path}: {len(training)} pairs are too few to keep {share:.0%} apart as dev data; give --dev FILE"
+        )
+    return PairFile(training.path, tuple(rest)), PairFile(f"{training.path} (held out)", tuple(dev))
+
+
+def _digest(pairs: PairFile) -> str:
+    """A fingerprint of the training pairs, so that a run is never resumed on other data."""
+    digest = hashlib.sha256()
+    for pair in pairs.pairs:
+        columns = (pair.source, pair.target, *([";".join(pair.features)] if pair.features else []))
+        digest.update(("\t".join(columns) + "\n").encode())
+    return digest.hexdigest()[:16]
+
+
+def _unit_hash(text: str) -> float:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+
+
+def _codecs(config: TransduceConfig, training: PairFile) -> tuple[Codec, Codec]:
+    cut: list[Symbols] = []
+    pieces: list[list[Sequence[str]]] = []
+    for name, texts in (("source", training.sources()), ("target", training.targets())):
+        kind, form = getattr(config.data, f"{name}_symbols"), getattr(config.data, f"{name}_normalise")
+        guess = guess_symbols(texts)
+        symbols = Symbols(
+            kind=guess.kind if kind == "auto" else kind, normalise=guess.normalise if form == "auto" else form
+        )
+        cut.append(symbols)
+        pieces.append([symbols.split(text) for text in texts])
+    pieces[0].append([tag_symbol(tag) for pair in training.pairs for tag in pair.features])
+    if getattr(config.model, "shared", False):  # one embedding for both sides needs one numbering
+        pieces = [pieces[0] + pieces[1]] * 2
+    source, target = (Codec(symbols, Alphabet.build(split)) for symbols, split in zip(cut, pieces, strict=True))
+    return source, target
+
+
+def _examples(pairs: PairFile, source: Codec, target: Codec) -> list[Example]:
+    return [Example(source.encode(pair.source, pair.features), target.encode(pair.target)) for pair in pairs.pairs]
+
+
+def _loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+    losses = sequence_nll(model(batch.source, batch.target), batch.target.tokens, batch.target.mask)
+    return losses.sum(), int(batch.target.lengths.sum())
+
+
+def _dev_evaluator(
+    config: TransduceConfig, source: Codec, target: Codec, dev: PairFile, longest: int, meta: dict[str, Any]
+) -> Callable[[nn.Module], dict[str, float]]:
+    # What a search cannot do is said now rather than after an epoch.
+    forced_prefix(config.search.prefix, target)
+    if config.search.lexicon:
+        lexicon_trie(config.search.lexicon, target)
+    examples = _examples(dev, source, target)
+    batches = Batches(examples, size=256, shuffle=False)
+    gold = [[target.symbols.split(pair.target)] for pair in dev.pairs]
+    words = words_of(target, dev.targets())
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        transducer = Transducer(cast(SequenceModel, model), source, target, longest=longest, meta=meta)
+        answers: list[list[tuple[str, ...]]] = [[] for _ in examples]
+        total, terms = 0.0, 0
+        for batch in batches.iterate(0):
+            loss, count = _loss(model, batch.to(transducer.device))
+            total, terms = total + float(loss), terms + count
+            found = transducer.search([examples[row].source for row in batch.rows], k=1, how=config.search)
+            for row, ids in zip(batch.rows, found.tokens[:, 0].tolist(), strict=True):
+                answers[row] = [target.alphabet.decode(ids)]
+        scores = score_strings(answers, gold, words=words, resamples=0)
+        return {"loss": total / max(1, terms)} | {name: score.value for name, score in scores.items()}
+
+    return evaluate
+
+
+def words_of(target: Codec, texts: Sequence[str]) -> Literal["item", "space"]:
+    """Whether each target is one word, or a text of words between spaces.
+
+    >>> side = Codec(Symbols(), Alphabet.build(["ab c"]))
+    >>> words_of(side, ["a b", "b c"]), words_of(side, ["ab", "c"])
+    ('space', 'item')
+    """
+    if target.symbols.kind == "spaced":
+        return "item"
+    return "space" if sum(" " in text.strip() for text in texts) * 2 > len(texts) else "item"
+
+
+def _start_event(
+    trainer: Trainer, training: PairFile, dev: PairFile, source: Codec, target: Codec, resumed: bool
+) -> dict[str, Any]:
+    return {
+        "event": "start",
+        "version": thalweg.__version__,
+        "torch": torch.__version__,
+        "device": str(trainer.device),
+        "parameters": sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad),
+        "train": {"path": training.path, "pairs": len(training), "summary": training.summary()},
+        "dev": {"path": dev.path, "pairs": len(dev), "summary": dev.summary()},
+        "source": {"symbols": str(source.symbols), "size": len(source.alphabet), **_tags(source)},
+        "target": {"symbols": str(target.symbols), "size": len(target.alphabet)},
+        "epochs": trainer.config.epochs,
+        "resumed": resumed,
+    }
+
+
+def _tags(source: Codec) -> dict[str, int]:
+    return {"features": len(source.features)} if source.features else {}
+
+
+def _lines(start: dict[str, Any], config: TransduceConfig) -> list[str]:
+    """What a person is told at the start."""
+    lines = [f"{split:<7} {start[split]['summary']}" for split in ("train", "dev")]
+    for side in ("source", "target"):
+        guessed = getattr(config.data, f"{side}_symbols") == "auto"
+        setting = f" (guessed; {side}_symbols=... sets them)" if guessed else ""
+        lines.append(f"{side:<7} {start[side]['symbols']}, {start[side]['size']} symbols{setting}")
+    return lines

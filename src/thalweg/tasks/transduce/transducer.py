@@ -1,0 +1,306 @@
+"""A trained transducer: text in, the k best texts with their probabilities out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from thalweg.data import EOS, pad
+from thalweg.errors import ConfigError, DataError
+from thalweg.files import making_sense, write_atomically, writing
+from thalweg.inference import Hypotheses, Partial, Trie, stream
+from thalweg.learning.checkpoint import load_checkpoint
+from thalweg.learning.trainer import resolve_device
+from thalweg.limits import ANSWERS, COUNT, LENGTH, within_memory
+from thalweg.tasks.config import config_from
+from thalweg.tasks.transduce.answers import (
+    Answer,
+    Prediction,
+    Source,
+    cut_at,
+    join_answers,
+    read_answers,
+    with_attention,
+)
+from thalweg.tasks.transduce.codec import Codec, Piece
+from thalweg.tasks.transduce.config import TransduceConfig
+from thalweg.tasks.transduce.models import SequenceModel, device_of_model, load_model, reduced
+from thalweg.tasks.transduce.search_settings import SearchConfig
+from thalweg.tasks.transduce.searching import Plan, best_by_risk, forced_prefix, lexicon_trie, plan
+
+__all__ = ["Transducer", "load"]
+
+PICTURES = (".png", ".svg", ".pdf", ".dot")
+# Symbols of the longest training target that a file may claim: a character may become several of them.
+LONGEST = 4 * LENGTH
+
+
+class Transducer:
+    """A trained model with its alphabets: text in, the k best texts out.
+
+    Made by :func:`load`.
+
+    >>> from thalweg.data import Alphabet, Symbols
+    >>> from thalweg.energies import Seq2Seq, Seq2SeqConfig
+    >>> codec = Codec(Symbols(), Alphabet.build(["abc"]))
+    >>> model = Seq2Seq(Seq2SeqConfig(hidden=8), source_size=7, target_size=7)
+    >>> next(Transducer(model, codec, codec, longest=4, meta={}).predict(["cab"])).source
+    'cab'
+    """
+
+    def __init__(self, model: SequenceModel, source: Codec, target: Codec, *, longest: int, meta: dict[str, Any]):
+        if isinstance(model, nn.Module):
+            model.eval()
+        self.model, self.source, self.target = model, source, target
+        self.longest, self.meta = longest, meta
+        self._lexicons: dict[str, Trie] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return device_of_model(self.model)
+
+    @property
+    def featured(self) -> bool:
+        """Whether the model reads tags beside the text."""
+        return bool(self.source.features)
+
+    @within_memory("lower k, the width or the samples of the search, or split the longest sources")
+    def search(
+        self,
+        sources: Sequence[Sequence[int]],
+        *,
+        k: int,
+        how: SearchConfig,
+        generator: torch.Generator | None = None,
+        **more: Any,
+    ) -> Hypotheses:
+        """The k best id sequences for each source id sequence; ``generator`` serves sampling.
+
+        ``more`` goes to the search as it is (``return_tree``, ``on_step``).
+        """
+        inputs = pad(sources).to(self.device)
+        found = self._plan(len(sources), k, how, generator).run(self.model, inputs, **more)
+        return best_by_risk(found, k) if how.search == "mbr" else found
+
+    def _plan(self, count: int, k: int, how: SearchConfig, generator: torch.Generator | None) -> Plan:
+        prefix = None
+        if how.prefix:
+            ids = forced_prefix(how.prefix, self.target)
+            prefix = torch.tensor(ids, device=self.device).expand(count, -1)
+        if how.lexicon and how.lexicon not in self._lexicons:
+            self._lexicons[how.lexicon] = lexicon_trie(how.lexicon, self.target)
+        return plan(
+            how,
+            k=k,
+            max_length=2 * self.longest + 10,
+            prefix=prefix,
+            allowed=self._lexicons[how.lexicon] if how.lexicon else None,
+            generator=generator or (self.generator(how) if how.draws else None),
+        )
+
+    def generator(self, how: SearchConfig) -> torch.Generator:
+        """The source of randomness of a sampling search."""
+        return torch.Generator(device=self.device).manual_seed(how.sampling_seed)
+
+    def predict(
+        self,
+        texts: Iterable[str | Source],
+        *,
+        k: int = 1,
+        how: SearchConfig | None = None,
+        attention: bool = False,
+        unknown: Literal["report", "copy"] = "report",
+        batch_size: int = 256,
+    ) -> Iterator[Prediction]:
+        """Answers for each text, in order, streaming: ``batch_size`` texts are read ahead at most.
+
+        Args:
+            texts: sources; with their tags, ``Source("run", ("V", "PST"))``, for a model that was trained with them.
+            k: answers per text at most (1 with greedy and exact search).
+            how: the search; beam of width 5 by default.
+            attention: also give where each answer symbol looked, ``[[weight per source symbol] per answer symbol]``;
+                tags come first among the source symbols.
+            unknown: a source symbol outside the alphabet is read as the unknown symbol (``report``), or splits the
+                text there and is copied through as it is (``copy``).
+        """
+        if not 1 <= k <= ANSWERS:
+            raise ConfigError(f"k must be at least 1 and at most {ANSWERS:,}, got {k}")
+        if not 1 <= batch_size <= COUNT:
+            raise ConfigError(f"batch_size must be at least 1 and at most {COUNT:,}, got {batch_size}")
+        if unknown not in ("report", "copy"):
+            raise ConfigError(f"unknown must be `report` or `copy`, got `{unknown}`")
+        how = how or SearchConfig(search="beam")
+        if unknown == "copy" and (how.prefix or how.lexicon):
+            raise ConfigError("copying unknown symbols answers in pieces, which prefix and lexicon do not go with")
+        waiting, generator = iter(texts), self.generator(how)
+        while chunk := [self._source(text) for text in itertools.islice(waiting, batch_size)]:
+            split = [self.source.symbols.split(source.text) for source in chunk]
+            strange = [self.source.alphabet.unknown(symbols) for symbols in split]
+            rows = [
+                cut_at(symbols, set(seen) if unknown == "copy" else set(), self.source.tags(source.features))
+                for source, symbols, seen in zip(chunk, split, strange, strict=True)
+            ]
+            found = self._answer_pieces(rows, k, how, attention, generator)
+            for source, row, answers, seen in zip(chunk, rows, found, strange, strict=True):
+                whole = len(row) == 1 and row[0][0]
+                best = answers[0] if whole else join_answers(answers, self.target.symbols, k)
+                missing = (
+                    tuple(tag for tag in source.features if not self.source.tags([tag])) if source.features else ()
+                )
+                yield Prediction(source.text, best, seen, source.features, missing)
+
+    def _source(self, text: str | Source) -> Source:
+        source = Source(text) if isinstance(text, str) else text
+        if len(source.text) > LENGTH:
+            raise DataError(
+                f"expected a text of at most {LENGTH:,} characters, got {len(source.text):,}; shorten or split it"
+            )
+        if self.featured and source.text and not source.features:
+            raise ConfigError(f"this run reads tags beside the text, got none with `{source.text}`; give its features")
+        if source.features and not self.featured:
+            raise ConfigError(
+                f"this run was trained without features, got `{';'.join(source.features)}` with `{source.text}`; "
+                "leave them out"
+            )
+        return source
+
+    def _answer_pieces(
+        self,
+        rows: list[list[tuple[bool, Piece]]],
+        k: int,
+        how: SearchConfig,
+        attention: bool,
+        generator: torch.Generator,
+    ) -> list[list[tuple[Answer, ...]]]:
+        """Answers of each piece of each row; an unknown run answers itself.
+
+        Equal pieces are searched once, except where each draw counts; neighbours of one length share a batch, which
+        keeps padding out of the encoder.
+        """
+        numbers = itertools.count()
+        keys = [[(piece, next(numbers) if how.draws else 0, known) for known, piece in row] for row in rows]
+        wanted = {(len(piece), piece, n) for row in keys for piece, n, known in row if known}
+        order = [(piece, n) for _, piece, n in sorted(wanted)]
+        answers: dict[tuple[Piece, int], tuple[Answer, ...]] = {}
+        for start in range(0, len(order), 256):
+            group = order[start : start + 256]
+            found = self._answers([piece for piece, _ in group], k, how, attention, generator)
+            answers.update(zip(group, found, strict=True))
+        proved = True if how.proves else None
+        return [
+            [answers[piece, n] if known else (Answer("", piece, 0.0, True, optimal=proved),) for piece, n, known in row]
+            for row in keys
+        ]
+
+    def _answers(
+        self, words: list[Piece], k: int, how: SearchConfig, attention: bool, generator: torch.Generator
+    ) -> list[tuple[Answer, ...]]:
+        ids = [self.source.alphabet.encode(word) for word in words]
+        rows = read_answers(self.search(ids, k=k, how=how, generator=generator), self.target, proving=how.proves)
+        if not attention:
+            return rows
+        looks = self.attend([(word, answer) for word, row in zip(words, rows, strict=True) for answer in row])
+        return with_attention(rows, looks)
+
+    def stream(self, text: str, *, features: Sequence[str] = (), how: SearchConfig | None = None) -> Iterator[Answer]:
+        """The best answer so far, after each symbol; the last is what :meth:`predict` gives first.
+
+        Works with greedy, beam and sampling search. A partial answer may be unlike the one before: in a beam another
+        beginning can come to the fore.
+        """
+        how = how or SearchConfig(search="beam")
+        if how.search in ("exact", "stochastic", "mbr"):
+            raise ConfigError(
+                f"`{how.search}` search has no answer that grows; stream with `beam`, `greedy` or `nucleus`"
+            )
+        source = self._source(Source(text, tuple(features)))
+        ids = self.source.encode(source.text, source.features)
+        if not self.source.symbols.split(text):
+            return
+        search, options = self._plan(1, 1, how, None)
+        for found in stream(search, self.model, pad([ids]).to(self.device), **options):
+            if isinstance(found, Partial):
+                best = int(found.scores.argmax())
+                symbols = self.target.alphabet.decode(found.tokens[best].tolist())
+                ended = bool(found.finished[best])
+                yield Answer(self.target.symbols.join(symbols), symbols, float(found.scores[best]), ended)
+            else:
+                yield from read_answers(found, self.target, proving=how.proves)[0][:1]
+
+    def draw_tree(self, source: Source, path: Path, *, how: SearchConfig) -> None:
+        """Write what the beam looked at for a source: a picture, or Graphviz text where ``path`` ends in ``.dot``."""
+        if how.search not in ("beam", "diverse"):
+            raise ConfigError(f"a tree is of a beam, got `{how.search}` search; use `beam` or `diverse`")
+        if path.suffix not in PICTURES:
+            raise ConfigError(f"{path}: expected a name that ends in {', '.join(PICTURES)}, got `{path.suffix}`")
+        source = self._source(source)
+        ids = self.source.encode(source.text, source.features)
+        tree = self.search([ids], k=how.width, how=how, return_tree=True).tree
+        assert tree is not None
+        names = ("\ufffd", "<pad>", "<s>", "</s>", *self.target.alphabet.symbols)
+        if path.suffix == ".dot":
+            write_atomically(path, (tree.to_dot(0, names, dropped=how.width) + "\n").encode())
+            return
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tree.draw(0, names, path, dropped=how.width)
+
+    def attend(self, pairs: Sequence[tuple[Piece, Answer]]) -> list[list[list[float]] | None]:
+        """Where each answer looked: weights per answer symbol (end included) and source symbol.
+
+        None for a model without attention, and for an empty source.
+        """
+        real = [(source, answer) for source, answer in pairs if source]
+        if not real:
+            return [None] * len(pairs)
+        sources = pad([self.source.alphabet.encode(source) for source, _ in real]).to(self.device)
+        ends = [(EOS,) if answer.finished else () for _, answer in real]
+        answers = [
+            (*self.target.alphabet.encode(answer.symbols), *end) for (_, answer), end in zip(real, ends, strict=True)
+        ]
+        targets = pad(answers).to(self.device)
+        with torch.no_grad():
+            weights = self.model.attention_weights(sources, targets)
+        if weights is None:
+            return [None] * len(pairs)
+        matrices = iter(
+            weights[n, : len(answer), : len(source)].tolist()
+            for n, ((source, _), answer) in enumerate(zip(real, answers, strict=True))
+        )
+        return [next(matrices) if source else None for source, _ in pairs]
+
+
+def load(run: str | Path, *, device: str = "auto", precision: str = "float32") -> Transducer:
+    """The best model of a run directory (or the ``model.safetensors`` itself), ready to predict.
+
+    Args:
+        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
+        precision: ``float32``; on the CPU also ``bf16`` or ``int8``, which change answers slightly.
+
+    >>> load("absent")
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.CheckpointError: absent/model.safetensors: expected a checkpoint, got no such file; ...
+    """
+    path = Path(run)
+    path = path if path.is_file() else path / "model.safetensors"
+    checkpoint = load_checkpoint(path)
+    meta = checkpoint.meta
+    with making_sense(path, "expected a transduction model, got something else", "train it again"):
+        config = config_from(meta["config"], TransduceConfig, where=str(path))
+        source, target = Codec.from_json(meta["source"]), Codec.from_json(meta["target"])
+        model = load_model(config, source, target, checkpoint.tensors)
+        longest = int(meta["longest"])
+        if not 1 <= longest <= LONGEST:
+            raise ValueError(f"`longest` must be 1 to {LONGEST:,} symbols, got {longest}")
+    place = resolve_device(device)
+    if precision != "float32" and place != "cpu":
+        raise ConfigError(f"precision {precision} is for the CPU, got device `{place}`; add `--device cpu`")
+    ready = reduced(model.to(place).eval(), precision)
+    return Transducer(ready, source, target, longest=longest, meta=meta)

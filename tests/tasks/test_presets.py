@@ -1,0 +1,160 @@
+"""The same words give the same config on the command line, in YAML and in Python; every family learns by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from thalweg.data import load_dataset
+from thalweg.energies.transformer.model import TransformerConfig
+from thalweg.errors import ConfigError, ThalwegError
+from thalweg.learning.settings import TrainingConfig
+from thalweg.tasks.base import Task
+from thalweg.tasks.config import to_yaml
+from thalweg.tasks.registry import apply_overrides, build_config, list_tasks, task_named, train
+from thalweg.tasks.runs import as_begun
+from thalweg.tasks.transduce.config import TransduceConfig
+from thalweg.tasks.transduce.presets import FAMILIES, FAMILY_TRAINING, PRESETS
+
+ALL = [(task, name) for task in list_tasks() for name in task_named(task).presets]
+REAL = Path(os.environ.get("THALWEG_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data") / "g2p" / "low"
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The config that a command would train, which is not trained."""
+    from thalweg.cli.main import app
+
+    seen: list[Any] = []
+
+    def keep(self: Task, config: Any, out: Path, **options: Any) -> None:
+        seen.append(config)
+        raise ThalwegError("seen")
+
+    for task in map(task_named, list_tasks()):
+        monkeypatch.setattr(type(task), "train", keep)
+
+    def ask(*words: object) -> Any:
+        done = CliRunner().invoke(app, ["train", *(str(word) for word in words)])
+        assert "seen" in done.stderr, done.stderr
+        return seen.pop()
+
+    return ask
+
+
+@pytest.mark.parametrize(("task", "name"), ALL)
+def test_a_preset_is_the_same_wherever_it_is_named(tmp_path, told, task, name):
+    chosen = task_named(task)
+    section, key = chosen.data.split(".")
+    plain = {"task": task, section: {key: "digits"}, "training": {"epochs": 3}}
+    option = "--data" if task == "transduce" else "digits"
+    data = ["--data", "digits"] if option == "--data" else [option]
+    by_words = told("--task", task, *data, "--model", name, "epochs=3", "--out", tmp_path / "run")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**plain, "model": name}))
+    by_yaml = told(tmp_path / "config.yaml", "--out", tmp_path / "run")
+    by_python = chosen.configure({**plain, "model": name})
+    within = chosen.configure({**plain, "model": {"preset": name}})
+    assert by_words == by_yaml == by_python == within
+    assert chosen.configure(chosen.settings(by_python)) == by_python, "complete settings need no preset"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_the_same_wherever_it_is_named(tmp_path, told, family):
+    settings = {"data": {"train": "x.tsv"}, "model": {"family": family}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    by_python = build_config(settings)
+    assert told(tmp_path / "config.yaml", "--out", tmp_path / "run") == by_python
+    assert build_config(apply_overrides({"data": settings["data"]}, [f"family={family}"])) == by_python
+    assert TransduceConfig(data=by_python.data, model=FAMILIES[family]()) == by_python
+    preset = "transformer" if family == "transformer" else "lstm-attention"
+    assert build_config(apply_overrides(PRESETS[preset], ["train=x.tsv"])) == by_python
+    for key, value in FAMILY_TRAINING[family].items():
+        assert getattr(by_python.training, key) == value
+
+
+@pytest.mark.parametrize("key", FAMILY_TRAINING["transformer"])
+def test_what_is_said_wins_over_the_family(key):
+    usual = getattr(TrainingConfig(), key)
+    for model in ({"family": "transformer"}, "transformer", {"heads": 2}, {"preset": "causal"}):
+        given = build_config({"model": model, "training": {key: usual}}).training
+        family = TrainingConfig(**{**FAMILY_TRAINING["transformer"], key: usual})
+        assert given == family
+
+
+def test_a_batch_size_that_is_said_is_meant():
+    config = build_config({"model": {"family": "transformer"}, "training": {"batch_size": 16}})
+    assert (config.training.batch_size, config.training.batch_tokens) == (16, 0)
+    assert config.training.learning_rate == FAMILY_TRAINING["transformer"]["learning_rate"]
+    both = build_config({"model": "transformer", "training": {"batch_size": 16, "batch_tokens": 99}})
+    assert both.training.batch_tokens == 99
+
+
+def test_the_words_over_a_preset_know_its_settings():
+    config = build_config(apply_overrides({"model": "transformer-rotary"}, ["heads=8", "model.width=64"]))
+    assert config.model == TransformerConfig(heads=8, width=64, positions="rotary")
+    with pytest.raises(ConfigError, match="`hidden` is not a setting of transformer models"):
+        apply_overrides({"model": "transformer-rotary"}, ["hidden=8"])
+
+
+@pytest.mark.parametrize("name", ["transfomer", "", {"preset": 3}, {"preset": ["lstm"]}, {"preset": {}}])
+def test_a_preset_that_is_not_there(name):
+    with pytest.raises(ConfigError, match=r"config: model `.*` is not known; "):
+        build_config({"model": name})
+
+
+def test_presets_are_left_as_they_are():
+    before = yaml.safe_dump(PRESETS)
+    build_config({"model": {"preset": "causal", "heads": 2}, "training": {"epochs": 3}})
+    assert yaml.safe_dump(PRESETS) == before
+
+
+def test_a_run_of_before_keeps_its_training():
+    """A run's own config is complete but for what came later, whatever its family brings today."""
+    whole = yaml.safe_load(to_yaml(dataclasses.replace(build_config({"model": "causal"}), training=TrainingConfig())))
+    for key in FAMILY_TRAINING["transformer"]:
+        whole["training"].pop(key)
+    assert build_config(as_begun(whole, TransduceConfig)).training == TrainingConfig()
+
+
+# Settings of shape alone, for speed: what is learnt with is the family's.
+SMALL: dict[str, dict[str, Any]] = {
+    "recurrent": {"hidden": 64, "embedding": 32},
+    "transformer": {"width": 64, "heads": 4, "feedforward": 128, "encoder_layers": 1, "decoder_layers": 1},
+}
+
+
+class LearntError(Exception):
+    """Enough was learnt to stop."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_learns_with_what_it_brings(tmp_path, family):
+    """800 words with their transcriptions; an answer that learnt nothing has a CER near 1."""
+    data = {"train": str(REAL / "gre_train.tsv"), "dev": str(REAL / "gre_dev.tsv")}
+    if not REAL.exists():
+        words = load_dataset("cmudict", "dev").pairs[:900]
+        for name, part in (("train", words[:800]), ("dev", words[800:])):
+            data[name] = str(tmp_path / f"{name}.tsv")
+            Path(data[name]).write_text("".join(f"{pair.source}\t{pair.target}\n" for pair in part), encoding="utf-8")
+    settings = {"data": data, "model": {"family": family, **SMALL[family]}, "training": {"device": "cpu"}}
+
+    def look(event: dict[str, Any]) -> None:
+        if event["event"] == "epoch" and event["dev"]["cer"] < 0.4:
+            raise LearntError
+
+    with pytest.raises(LearntError):
+        train(settings, tmp_path / "run", listener=look)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", task_named("classify").presets)
+def test_a_preset_of_images_learns(tmp_path, name):
+    settings = {"task": "classify", "data": {"path": "digits"}, "model": name, "training": {"epochs": 12}}
+    assert train(settings, tmp_path / "run").best["accuracy"] > 0.9
