@@ -483,6 +483,13 @@ def check_flips(whole: Path, folder: Path, seed: int, count: int) -> None:
         assert all(torch.equal(found[0].tensors[key], good.tensors[key]) for key in good.tensors)
 
 
+def test_a_lost_checksum_is_noticed(tmp_path, whole):
+    data, path = (whole / "model.safetensors").read_bytes(), tmp_path / "changed.safetensors"
+    assert data.count(b'"checksum"') == 1
+    path.write_bytes(data.replace(b'"checksum"', b'"checksun"')[:-1] + bytes([data[-1] ^ 1]))
+    assert "checksum" in refusal(lambda: load_checkpoint(path))
+
+
 def test_changed_bytes_of_a_checkpoint_are_noticed(tmp_path, whole):
     check_flips(whole, tmp_path, 0, 300)
 

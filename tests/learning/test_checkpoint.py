@@ -201,11 +201,14 @@ def test_damaged_metadata(tmp_path, text):
     assert "metadata is damaged; restore it from a copy or train again" in refused(path)
 
 
-def test_an_older_or_equal_format_is_read(tmp_path):
+def test_format_1_had_no_checksum(tmp_path):
     path = tmp_path / "x.safetensors"
-    meta = {"kind": "thalweg", "format": str(FORMAT), "meta": json.dumps({"epoch": 1})}
+    meta = {"kind": "thalweg", "format": "1", "meta": json.dumps({"epoch": 1})}
     save_file({"weight": torch.ones(2)}, path, metadata=meta)
     assert load_checkpoint(path).meta == {"epoch": 1}
+    for later in ({"format": str(FORMAT)}, {"format": "0"}, {"formas": "1", "format": ""}):
+        save_file({"weight": torch.ones(2)}, path, metadata=meta | later)
+        assert "checksum" in refused(path) or "upgrade" in refused(path)
 
 
 class Trap:

@@ -22,7 +22,7 @@ __all__ = [
     "save_checkpoint",
 ]
 
-FORMAT = 1
+FORMAT = 2
 """Version of the layout written here; files with a higher one are refused."""
 
 MODEL, LAST = "model.safetensors", "last.safetensors"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "read_arguments", "read_memory", "save_memory", "write_memory"]
 
 # Version of the files written here; those with a higher one are refused.
-FORMAT = 1
+FORMAT = 2
 
 _FILES = TensorFormat(
     kind="thalweg-memory",
