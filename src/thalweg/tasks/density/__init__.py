@@ -1,0 +1,1 @@
+"""Densities of tables of numbers: mixtures, hidden Markov models, variational autoencoders; what is unusual."""
