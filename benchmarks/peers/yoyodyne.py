@@ -25,6 +25,8 @@ warnings.filterwarnings("ignore")
 
 try:
     import torchvision  # noqa: F401
+except ModuleNotFoundError:
+    pass
 except (ImportError, OSError, RuntimeError):
     # yoyodyne requires it without using it, and its PyPI build does not load beside a CPU build of torch;
     # torchmetrics then fails as it defines its image metrics, of which none is used here.
