@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from thalweg.errors import CheckpointError, ConfigError
-from thalweg.files import append, write_atomically, writing
+from thalweg.files import append, making_sense, write_atomically, writing
 from thalweg.learning.checkpoint import LAST, MODEL, Checkpoint, load_checkpoint
 from thalweg.learning.settings import TrainingConfig
 from thalweg.limits import without_memory
+from thalweg.tasks.config import config_from
 
-__all__ = ["Listener", "RunLog", "TrainResult", "as_begun", "check_continues", "check_size", "goes_on", "what_is_whole"]
+__all__ = [
+    "Listener",
+    "RunLog",
+    "TrainResult",
+    "as_begun",
+    "check_continues",
+    "check_size",
+    "goes_on",
+    "opened",
+    "what_is_whole",
+]
+
+T = TypeVar("T")
 
 # The rest of `training` (epochs, patience, learning rate ...) may change: it only shapes what is to come.
 FIXED = ("batch_size", "batch_tokens", "optimiser", "decay", "average", "seed", "precision")
@@ -245,6 +259,27 @@ def what_is_whole(path: Path | None) -> str:
     except (OSError, CheckpointError):
         pass
     return ""
+
+
+@contextmanager
+def opened(run: str | Path, noun: str, kind: type[T]) -> Iterator[tuple[Checkpoint, T]]:
+    """The best model of a run directory, or the file of one, and its config, to make sense of inside.
+
+    What is not as it should be, in the file or in what is made of it, is a :class:`CheckpointError`.
+
+    Args:
+        noun: what such a run is; kind: of its config.
+
+    >>> with opened("absent", "transduction", TrainingConfig):
+    ...     pass
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.CheckpointError: absent/model.safetensors: expected a checkpoint, got no such file; ...
+    """
+    path = Path(run) if Path(run).is_file() else Path(run) / MODEL
+    checkpoint = load_checkpoint(path)
+    with making_sense(path, f"expected a {noun} model, got something else", "train it again"):
+        yield checkpoint, config_from(checkpoint.meta["config"], kind, where=str(path))
 
 
 def check_size(build: Callable[[], nn.Module], weights: Mapping[str, Tensor]) -> None:

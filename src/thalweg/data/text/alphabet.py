@@ -31,7 +31,12 @@ class Alphabet:
     >>> alphabet = Alphabet(["a", "b"])
     >>> alphabet.encode("abc"), alphabet.decode([4, 5, 0, 3, 1]), len(alphabet)
     ([4, 5, 0], ('a', 'b', '\ufffd'), 6)
+    >>> alphabet.unk, alphabet.pad, alphabet.bos, alphabet.eos
+    (0, 1, 2, 3)
     """
+
+    # Who batches, models or searches asks these of the alphabet: another kind of it may number otherwise.
+    unk, pad, bos, eos = UNK, PAD, BOS, EOS
 
     def __init__(self, symbols: Sequence[str]) -> None:
         if isinstance(symbols, str):
@@ -67,6 +72,15 @@ class Alphabet:
         ('a', 'b')
         """
         return self._symbols
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is shown for each number, the special ones included.
+
+        >>> Alphabet(["a", "b"]).names
+        ('\ufffd', '<pad>', '<s>', '</s>', 'a', 'b')
+        """
+        return ("\ufffd", "<pad>", "<s>", "</s>", *self._symbols)
 
     def encode(self, symbols: Iterable[str]) -> list[int]:
         """The number of each symbol, ``UNK`` for an unseen one; adds neither begin nor end.

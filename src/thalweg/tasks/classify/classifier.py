@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,13 +14,10 @@ from torch import Tensor
 from thalweg.data.images.batches import ImageBatches
 from thalweg.data.images.reading import ImageSplit
 from thalweg.energies.convnet.model import ConvNet
-from thalweg.files import making_sense
-from thalweg.learning.checkpoint import load_checkpoint
 from thalweg.learning.trainer import resolve_device
 from thalweg.limits import check_fits
 from thalweg.tasks.classify.config import ClassifyConfig
-from thalweg.tasks.config import config_from
-from thalweg.tasks.runs import check_size
+from thalweg.tasks.runs import check_size, opened
 
 __all__ = ["ClassAnswer", "ClassPrediction", "Classifier", "build_classifier", "load_classifier"]
 
@@ -214,17 +211,11 @@ def load_classifier(run: str | Path, *, device: str = "auto") -> Classifier:
     ...
     thalweg.errors.CheckpointError: absent/model.safetensors: expected a checkpoint, got no such file; ...
     """
-    path = Path(run)
-    path = path if path.is_file() else path / "model.safetensors"
-    checkpoint = load_checkpoint(path)
-    meta = checkpoint.meta
-    with making_sense(path, "expected a classification model, got something else", "train it again"):
-        config = config_from(meta["config"], ClassifyConfig, where=str(path))
+    with opened(run, "classification", ClassifyConfig) as (checkpoint, config):
+        meta = checkpoint.meta
         height, width = (int(side) for side in meta["size"])
-        classes = tuple(cast(list[str], meta["classes"]))
-        channels = int(meta["channels"])
-        size = (height, width)
-        build = partial(ConvNet, config.model, classes=len(classes), channels=channels, size=size)
+        classes, channels = tuple(meta["classes"]), int(meta["channels"])
+        build = partial(ConvNet, config.model, classes=len(classes), channels=channels, size=(height, width))
         check_size(build, checkpoint.tensors)
         model = build()
         model.load_state_dict(checkpoint.tensors)

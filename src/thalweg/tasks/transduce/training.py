@@ -29,7 +29,7 @@ from thalweg.tasks.transduce.models import SequenceModel, build_model
 from thalweg.tasks.transduce.searching import forced_prefix, lexicon_trie
 from thalweg.tasks.transduce.transducer import Transducer
 
-__all__ = ["Prepared", "TrainResult", "prepare", "train", "words_of"]
+__all__ = ["Prepared", "batches_of", "prepare", "train", "words_of"]
 
 
 @within_memory("lower training.batch_size, the sizes of the model or search.width, or split the longest lines")
@@ -62,8 +62,9 @@ def train(
     resume = goes_on(out, resume)
     training, dev = _read_splits(config, root)
     source, target = _codecs(config, training)
-    batches = Batches(
+    batches = batches_of(
         _examples(training, source, target),
+        target,
         size=config.training.batch_size,
         tokens=config.training.batch_tokens,
         seed=config.training.seed,
@@ -175,6 +176,16 @@ def _examples(pairs: PairFile, source: Codec, target: Codec) -> list[Example]:
     return [Example(source.encode(pair.source, pair.features), target.encode(pair.target)) for pair in pairs.pairs]
 
 
+def batches_of(examples: Sequence[Example], target: Codec, **options: Any) -> Batches:
+    """Batches that end and are filled up as the target side has it; options as those of ``Batches``.
+
+    >>> side = Codec(Symbols(), Alphabet.build(["ab"]))
+    >>> next(batches_of([Example((4,), (5,))], side, size=1).iterate(0)).target.tokens
+    tensor([[5, 3]])
+    """
+    return Batches(examples, pad=target.alphabet.pad, end=target.alphabet.eos, **options)
+
+
 def _loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
     losses = sequence_nll(model(batch.source, batch.target), batch.target.tokens, batch.target.mask)
     return losses.sum(), int(batch.target.lengths.sum())
@@ -188,7 +199,7 @@ def _dev_evaluator(
     if config.search.lexicon:
         lexicon_trie(config.search.lexicon, target)
     examples = _examples(dev, source, target)
-    batches = Batches(examples, size=256, shuffle=False)
+    batches = batches_of(examples, target, size=256, shuffle=False)
     gold = [[target.symbols.split(pair.target)] for pair in dev.pairs]
     words = words_of(target, dev.targets())
 
