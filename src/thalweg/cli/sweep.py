@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich import box
@@ -29,13 +28,6 @@ __all__ = ["SweepDisplay", "sweep"]
 STYLES = {"best": "bold green", "complete": "", "running": "cyan", "pruned": "yellow", "failed": "red"}
 # Rows of the last table.
 LAST = 10
-
-
-class Engine(StrEnum):
-    """Where trials are trained."""
-
-    local = "local"
-    ray = "ray"
 
 
 def sweep(
@@ -60,8 +52,8 @@ def sweep(
         ),
     ] = None,
     engine: Annotated[
-        Engine, typer.Option(help="Processes on this machine, or tasks on a Ray cluster.")
-    ] = Engine.local,
+        Literal["local", "ray"], typer.Option(help="Processes on this machine, or tasks on a Ray cluster.")
+    ] = "local",
     gpus_per_trial: Annotated[
         float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Of a GPU for each run, such as 0.25.")
     ] = 0.0,
@@ -100,7 +92,7 @@ def sweep(
             plan,
             out,
             workers=workers,
-            engine=engine.value,
+            engine=engine,
             gpus_per_trial=gpus_per_trial,
             resume=resume,
             root=data_root,

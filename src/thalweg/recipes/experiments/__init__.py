@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +72,10 @@ class Order:
         """Where the figures go, in the folder of the experiment."""
         return Path(f"results-{self.name}.json")
 
-    def command(self, out: Path, seeds: int | None) -> str:
-        """The line that performs it again."""
+    def command(self, out: Path, seeds: int | None) -> list[str]:
+        """The words that perform it again."""
         chosen = ["--seeds", str(seeds)] if seeds else []
-        return shlex.join(["thalweg", "recipe", "run", self.name, "--out", out.as_posix(), *chosen, *self.words])
+        return ["thalweg", "recipe", "run", self.name, "--out", out.as_posix(), *chosen, *self.words]
 
 
 def build_settings(experiment: str, raw: Mapping[str, Any], overrides: Sequence[str], *, where: str) -> Any:

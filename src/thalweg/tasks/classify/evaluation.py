@@ -118,12 +118,11 @@ def evaluate(
     """Predict every image, compare with its class, write ``RUN/evaluation/NAME/``.
 
     Args:
-        run: run directory.
         spec: ``test``, ``val`` or ``train`` of the run's own data; or a folder, a zip or a known data set, whose
             ``test`` is taken unless ``:val`` or ``:train`` follows. Of a folder without splits all images count.
         k: most probable classes kept of each image; accuracy within the first k is given for k' <= k among 2, 3, 5, k.
-        name: of the evaluation; that of the split or file by default.
-        root: folder of known data sets.
+
+    Others as those of :meth:`~thalweg.tasks.base.Task.evaluate`.
 
     >>> evaluate("absent")
     Traceback (most recent call last):

@@ -113,15 +113,14 @@ def evaluate(
     """Predict every source of a file, compare with its targets, write ``RUN/evaluation/NAME/``.
 
     Args:
-        run: run directory.
         spec: TSV file or ``NAME:SPLIT``.
         k: answers per source; WER@k is given for 1 < k' <= k among 3, 5, 10 and k itself.
         how: the search; beam of width 5 by default.
         references: ``each`` counts every line; ``any`` counts each source once and accepts any of its targets.
-        name: of the evaluation; the file's stem by default.
         precision: ``float32``; on the CPU also ``bf16`` or ``int8``.
         ensemble: runs that answer with this one; vote: by a vote instead of the mean of their probabilities.
-        listener: called with ``{"event": "predicted", "done": n, "of": m}``.
+
+    Others as those of :meth:`~thalweg.tasks.base.Task.evaluate`.
 
     >>> evaluate("absent", "cmudict:dev")
     Traceback (most recent call last):

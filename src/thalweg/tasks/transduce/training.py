@@ -21,7 +21,7 @@ from thalweg.learning.losses.sequences import SequenceLoss
 from thalweg.learning.trainer import Trainer, Watch, resolve_device
 from thalweg.limits import check_threads, within_memory
 from thalweg.metrics import score_strings
-from thalweg.tasks.config import as_settings, to_yaml
+from thalweg.tasks.config import as_settings
 from thalweg.tasks.runs import Listener, RunLog, TrainResult, goes_on
 from thalweg.tasks.transduce.codec import Codec, tag_symbol
 from thalweg.tasks.transduce.config import TransduceConfig
@@ -42,15 +42,7 @@ def train(
     root: Path | None = None,
     watch: Watch | None = None,
 ) -> TrainResult:
-    """Train a model on pairs of strings; the run directory gets the model, the log and what resuming needs.
-
-    Args:
-        config: data, model, training and dev search.
-        out: the run directory; one that holds a run already is an error unless ``resume``.
-        resume: go on from ``last.safetensors``; the result equals an uninterrupted run's.
-        listener: called with every event; ``step`` events are not logged, all others are.
-        root: folder of known data sets, for ``NAME:SPLIT``.
-        watch: looks at some steps; what it finds is logged. The weights are the same with it and without.
+    """Train a model on pairs of strings; arguments as those of :meth:`~thalweg.tasks.base.Task.train`.
 
     >>> train(TransduceConfig(), "runs/names")
     Traceback (most recent call last):
@@ -93,12 +85,9 @@ def train(
         listener=log,
         watch=watch,
     )
-    log.open(to_yaml(config), meta, resume=resume)
-    start = _start_event(trainer, training, dev, source, target, resume)
-    names = {"cer": "PER"} if target.symbols.kind == "spaced" else {}
-    log.begin(start, len(training), _lines(start, config), names=names)
-    progress = trainer.fit(batches, resume=resume)
-    return TrainResult(out, progress.finished, progress.best_epoch, progress.best_metrics, progress.seconds)
+    facts = _facts(training, dev, source, target)
+    told = {"lines": _lines(facts, config), "names": {"cer": "PER"} if target.symbols.kind == "spaced" else {}}
+    return log.train(trainer, batches, config, facts, len(training), resume=resume, **told)
 
 
 @dataclass(frozen=True)
@@ -231,26 +220,14 @@ def words_of(target: Codec, texts: Sequence[str]) -> Literal["item", "space"]:
     return "space" if sum(" " in text.strip() for text in texts) * 2 > len(texts) else "item"
 
 
-def _start_event(
-    trainer: Trainer, training: PairFile, dev: PairFile, source: Codec, target: Codec, resumed: bool
-) -> dict[str, Any]:
+def _facts(training: PairFile, dev: PairFile, source: Codec, target: Codec) -> dict[str, Any]:
+    tags = {"features": len(source.features)} if source.features else {}
     return {
-        "event": "start",
-        "version": thalweg.__version__,
-        "torch": torch.__version__,
-        "device": str(trainer.device),
-        "parameters": sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad),
         "train": {"path": training.path, "pairs": len(training), "summary": training.summary()},
         "dev": {"path": dev.path, "pairs": len(dev), "summary": dev.summary()},
-        "source": {"symbols": str(source.symbols), "size": len(source.alphabet), **_tags(source)},
+        "source": {"symbols": str(source.symbols), "size": len(source.alphabet), **tags},
         "target": {"symbols": str(target.symbols), "size": len(target.alphabet)},
-        "epochs": trainer.config.epochs,
-        "resumed": resumed,
     }
-
-
-def _tags(source: Codec) -> dict[str, int]:
-    return {"features": len(source.features)} if source.features else {}
 
 
 def _lines(start: dict[str, Any], config: TransduceConfig) -> list[str]:
