@@ -18,7 +18,16 @@ from thalweg.errors import CheckpointError, MissingDependencyError, WriteError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["TensorFormat", "append", "making_sense", "read_tensors", "write_atomically", "write_tensors", "writing"]
+__all__ = [
+    "TensorFormat",
+    "append",
+    "making_sense",
+    "read_tensors",
+    "write_atomically",
+    "write_tensors",
+    "write_text",
+    "writing",
+]
 
 _REMEDIES = {
     errno.ENOSPC: "make room and try again",
@@ -72,6 +81,11 @@ def write_atomically(path: Path, data: bytes) -> None:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same with text, as UTF-8."""
+    write_atomically(path, text.encode())
 
 
 def append(path: Path, text: str) -> None:

@@ -13,7 +13,18 @@ import typer
 
 from thalweg import limits
 
-__all__ = ["Chosen", "DataRoot", "Precision", "References", "Run", "Search", "Unknown", "takes_search"]
+__all__ = [
+    "Chosen",
+    "DataRoot",
+    "Overrides",
+    "Precision",
+    "References",
+    "Run",
+    "Search",
+    "Subject",
+    "Unknown",
+    "takes_search",
+]
 
 
 # How answers are searched.
@@ -31,6 +42,14 @@ Precision = Literal["float32", "bf16", "int8"]
 # The run directory of commands that use a model.
 Run = Annotated[
     Path, typer.Argument(metavar="RUN", help="Run directory that `thalweg train` wrote.", show_default=False)
+]
+
+# What commands that look at a model take, and settings that are laid over it.
+Subject = Annotated[
+    str, typer.Argument(metavar="RUN|CONFIG|RECIPE", help="A run directory, a YAML config, or a recipe's name.")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings laid over a config's.", show_default=False)
 ]
 
 # Where NAME:SPLIT data sets lie.

@@ -48,19 +48,11 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Number of pairs B.
-
-        >>> next(Batches([Example((4,), (4,))] * 3, size=2, shuffle=False).iterate(0)).size
-        2
-        """
+        """Number of pairs B."""
         return len(self.rows)
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same on another device.
-
-        >>> next(Batches([Example((4,), ())], size=2).iterate(0)).to("cpu").size
-        1
-        """
+        """The same on another device."""
         return Batch(self.source.to(device), self.target.to(device), self.rows)
 
 
@@ -151,10 +143,7 @@ class Batches:
         self._target = np.array([len(example.target) for example in examples])
         if not self._source.all():
             raise ShapeError(f"example {int(self._source.argmin())} has an empty source; expected one symbol or more")
-        self._cuts = self._even_cuts() if not tokens else self._token_cuts()
-
-    def _even_cuts(self) -> list[int]:
-        return [*range(0, len(self.examples), self.size), len(self.examples)]
+        self._cuts = self._token_cuts() if tokens else [*range(0, len(examples), size), len(examples)]
 
     def _token_cuts(self) -> list[int]:
         """Where batches begin and end among the rows sorted by length; O(N log N)."""

@@ -59,11 +59,7 @@ class ClassScore:
     predicted: int
 
     def to_json(self) -> dict[str, Any]:
-        """The attributes as a dictionary that ``json`` can write; ``ClassScore(**d)`` reads it back.
-
-        >>> ClassScore("sea", 0.5, 1.0, 2 / 3, 3, 6).to_json()["recall"]
-        1.0
-        """
+        """The attributes as a dictionary that ``json`` can write; ``ClassScore(**d)`` reads it back."""
         return asdict(self)
 
 
@@ -86,20 +82,12 @@ class Reliability:
 
     @property
     def gaps(self) -> Floats:
-        """``(bins,)`` of |accuracy - confidence|; 0 where a bin is empty.
-
-        >>> reliability(np.log([[0.9, 0.1], [0.6, 0.4]]), [0, 1], bins=2).gaps.round(6).tolist()
-        [0.0, 0.25]
-        """
+        """``(bins,)`` of |accuracy - confidence|; 0 where a bin is empty."""
         return np.nan_to_num(np.abs(self.accuracy - self.confidence))
 
     @property
     def ece(self) -> float:
-        """Expected calibration error: the gaps' mean over items.
-
-        >>> round(reliability(np.log([[0.9, 0.1], [0.6, 0.4]]), [0, 1], bins=2).ece, 6)
-        0.25
-        """
+        """Expected calibration error: the gaps' mean over items."""
         return float((self.gaps * self.counts).sum() / max(1, self.counts.sum()))
 
     @property

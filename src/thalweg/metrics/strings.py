@@ -61,11 +61,7 @@ class Codes(dict[Hashable, int]):
         return self.setdefault(symbol, len(self))
 
     def encode(self, symbols: Sequence[Hashable]) -> tuple[int, ...]:
-        """The numbers of a sequence of symbols; O(length).
-
-        >>> Codes().encode("noon")
-        (0, 1, 1, 0)
-        """
+        """The numbers of a sequence of symbols; O(length)."""
         return tuple([self[symbol] for symbol in symbols])
 
 
@@ -129,11 +125,7 @@ class Score:
         return text if self.low == self.high else f"{text} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
     def to_json(self) -> dict[str, Any]:
-        """The attributes as a dictionary that ``json`` can write; ``Score(**d)`` reads it back.
-
-        >>> Score("WER", 0.5, 0.25, 0.75, 4, False).to_json()["high"]
-        0.75
-        """
+        """The attributes as a dictionary that ``json`` can write; ``Score(**d)`` reads it back."""
         return asdict(self)
 
 

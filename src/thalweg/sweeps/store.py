@@ -64,20 +64,12 @@ class Trial:
 
     @property
     def value(self) -> float:
-        """Mean over the seeds that are done; NaN before the first is.
-
-        >>> math.isnan(Trial(0, {}).value)
-        True
-        """
+        """Mean over the seeds that are done; NaN before the first is."""
         return mean_and_error([run["value"] for run in list(self.runs.values())])[0]
 
     @property
     def error_of_mean(self) -> float:
-        """Standard error of the mean; NaN with fewer than two seeds.
-
-        >>> math.isnan(Trial(0, {}, runs={0: {"value": 1.0}}).error_of_mean)
-        True
-        """
+        """Standard error of the mean; NaN with fewer than two seeds."""
         return mean_and_error([run["value"] for run in list(self.runs.values())])[1]
 
 

@@ -66,11 +66,7 @@ class Alphabet:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The symbols, without the four special ones.
-
-        >>> Alphabet(["a", "b"]).symbols
-        ('a', 'b')
-        """
+        """The symbols, without the four special ones."""
         return self._symbols
 
     @property
@@ -129,11 +125,7 @@ class Alphabet:
         return tuple(dict.fromkeys(symbol for symbol in symbols if symbol not in self._ids))
 
     def to_json(self) -> list[str]:
-        """The symbols as a JSON list, without the special ones.
-
-        >>> Alphabet(["a", "b"]).to_json()
-        ['a', 'b']
-        """
+        """The symbols as a JSON list, without the special ones."""
         return list(self._symbols)
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -10,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from thalweg.data.text.readers import _check, _decode, _name, _open
+from thalweg.data.text.readers import numbered_lines
 from thalweg.errors import DataError, nearest
 
 __all__ = ["Sentence", "Word", "read_conllu"]
@@ -112,12 +111,7 @@ def read_conllu(path: str | Path, *, text: str | None = None) -> list[Sentence]:
     >>> sentence.column("form"), sentence.column("head")
     (['birds', 'sing'], [2, 0])
     """
-    name = _name(path)
-    if text is not None:
-        return _sentences(name, _decode(io.BytesIO(text.encode("utf-8")), name))
-    _check(path, name)
-    with _open(path, name) as stream:
-        return _sentences(name, _decode(stream, name))
+    return _sentences(*numbered_lines(path, text))
 
 
 def _sentences(name: str, lines: Iterator[tuple[int, str]]) -> list[Sentence]:

@@ -38,11 +38,7 @@ class ClassAnswer:
 
     @property
     def probability(self) -> float:
-        """exp of the log-probability.
-
-        >>> ClassAnswer("sea", 0.0).probability
-        1.0
-        """
+        """exp of the log-probability."""
         return float(torch.tensor(self.log_prob, dtype=torch.float64).exp())
 
     def to_json(self) -> dict[str, Any]:
@@ -66,11 +62,7 @@ class ClassPrediction:
     answers: tuple[ClassAnswer, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """What ``json`` can write.
-
-        >>> ClassPrediction("a.png", ()).to_json()
-        {'source': 'a.png', 'answers': []}
-        """
+        """What ``json`` can write."""
         return {"source": self.source, "answers": [answer.to_json() for answer in self.answers]}
 
     def tsv(self) -> Iterator[str]:
@@ -158,17 +150,11 @@ class Classifier:
     def predict(
         self, images: Tensor | ImageSplit, *, k: int = 1, temperature: float = 1.0
     ) -> Iterator[ClassPrediction]:
-        """The k most probable classes of each image.
-
-        >>> from thalweg.energies.convnet.model import ConvNetConfig
-        >>> net = ConvNet(ConvNetConfig(channels=(4,), hidden=()), classes=2, channels=1, size=(8, 8))
-        >>> classifier = Classifier(net, ("dark", "light"), [0.5], [0.25])
-        >>> len(next(classifier.predict(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), k=2)).answers)
-        2
-        """
+        """The k most probable classes of each image."""
         split = images if isinstance(images, ImageSplit) else _nameless(images)
         for start in range(0, len(split), 4 * AT_ONCE):
-            part = _part(split, start, start + 4 * AT_ONCE)
+            end = start + 4 * AT_ONCE
+            part = ImageSplit(split.name, split.images[start:end], split.labels[start:end], split.files[start:end])
             found = self.answers(self.log_probs(part, temperature=temperature), k)
             for file, answers in zip(part.files, found, strict=True):
                 yield ClassPrediction(file, answers)
@@ -177,10 +163,6 @@ class Classifier:
 def _nameless(images: Tensor) -> ImageSplit:
     labels = torch.zeros(len(images), dtype=torch.int64)
     return ImageSplit("images", images, labels, [str(n) for n in range(len(images))])
-
-
-def _part(split: ImageSplit, start: int, end: int) -> ImageSplit:
-    return ImageSplit(split.name, split.images[start:end], split.labels[start:end], split.files[start:end])
 
 
 def build_classifier(

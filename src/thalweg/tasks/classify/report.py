@@ -84,11 +84,7 @@ class ImageReport(ReportPart):
         return [*lines, ("Parameters and cost of each layer", ["thalweg", "show", run])]
 
     def section(self, evaluation: EvaluationRecord, place: int) -> str:
-        """All that one evaluation shows of classes and single images; ``place`` numbers it in the page.
-
-        >>> 'id="evaluation-1"' in ImageReport().section(EvaluationRecord(name="test"), 1)
-        True
-        """
+        """All that one evaluation shows of classes and single images; ``place`` numbers it in the page."""
         metrics, shown = evaluation.metrics or {}, evaluation.pictures or {}
         names = [str(name) for name in as_list(metrics.get("names"))]
         matrix = _matrix(metrics.get("confusion"), len(names))

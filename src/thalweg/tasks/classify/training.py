@@ -54,7 +54,11 @@ def train(
     resume = goes_on(out, resume)
     device = resolve_device(config.training.device)
     data = open_images(config.data, root=root, listener=listener)
-    training, dev = _splits(data, config.data.path)
+    training, dev = data.train, data.val
+    if dev is None:
+        raise DataError(
+            f"{config.data.path}: expected validation images to choose the best epoch by, got none; add a folder `val`"
+        )
     mean, std = channel_statistics(training)
     batches = _batches(config, training, mean, std, device)
     config = dataclasses.replace(config, training=config.training.planned(len(batches)))
@@ -137,14 +141,6 @@ def told(listener: Listener | None) -> Callable[[int, int], None] | None:
     if listener is None:
         return None
     return lambda done, total: listener({"event": "decoded", "done": done, "of": total})
-
-
-def _splits(data: ImageData, where: str) -> tuple[ImageSplit, ImageSplit]:
-    if data.val is None:
-        raise DataError(
-            f"{where}: expected validation images to choose the best epoch by, got none; add a folder `val`"
-        )
-    return data.train, data.val
 
 
 def _digest(training: ImageSplit, mean: Tensor, std: Tensor) -> str:

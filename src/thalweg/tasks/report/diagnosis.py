@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thalweg.files import write_atomically
+from thalweg.files import write_text
 from thalweg.tasks.report.page import bar, chart_card, command_lines, sectioned, write_page
 from thalweg.tasks.report.plots import COLOURS, style_axes, svg_of
 from thalweg.tasks.report.tables import Line, row_of, table_of
@@ -43,7 +43,7 @@ def write_diagnosis(
     write_page(out, f"{diagnosis.subject.name}, diagnosis", _body(diagnosis, found, command))
     record = {**diagnosis.to_json(), "findings": [asdict(finding) for finding in found]}
     beside = out.with_suffix(".json")
-    write_atomically(beside, (json.dumps(record, ensure_ascii=False, indent=1) + "\n").encode())
+    write_text(beside, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
     return out, beside
 
 

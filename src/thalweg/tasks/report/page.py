@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from thalweg.files import write_atomically
+from thalweg.files import write_text
 from thalweg.tasks.report.text import escape, foreign
 
 __all__ = ["bar", "chart_card", "command_lines", "fact_list", "page_of", "sectioned", "tile", "write_page"]
@@ -29,7 +29,7 @@ def page_of(title: str, body: str, *, images: bool = False) -> str:
 
 def write_page(path: Path, title: str, body: str) -> Path:
     """Writes :func:`page_of`, replacing what is there in one step; returns the path."""
-    write_atomically(path, page_of(title, body).encode())
+    write_text(path, page_of(title, body))
     return path
 
 

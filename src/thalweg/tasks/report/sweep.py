@@ -14,6 +14,7 @@ from thalweg.tasks.report.page import bar, chart_card, command_lines, fact_list,
 from thalweg.tasks.report.run import read_log
 from thalweg.tasks.report.sweep_plots import Axis, Dot, axis_of, curves_svg, parallel_svg, shown, slice_svg
 from thalweg.tasks.report.text import as_number, duration, escape, foreign, note
+from thalweg.tasks.sweep_files import best_yaml
 
 if TYPE_CHECKING:
     from thalweg.tasks.sweeping import SweepPlan
@@ -225,12 +226,10 @@ def _row(page: _Page, trial: Trial, columns: int) -> str:
 def _best(page: _Page) -> str:
     if page.best is None:
         return note("No trial is complete, so there is no best one.")
-    from thalweg.sweeps.book import best_yaml
-
-    place = page.place.as_posix()
+    place, first = page.place.as_posix(), run_key(page.best, page.plan.config.seeds[0])
     lines = [
         ("Train it again", ["thalweg", "train", f"{place}/best.yaml", "--out", f"{place}/best"]),
-        ("Use the run that the sweep has trained", ["thalweg", "evaluate", _folder(page), "DATA"]),
+        ("Use the run that the sweep has trained", ["thalweg", "evaluate", f"{place}/trials/{first}", "DATA"]),
         ("Go on with more settings", ["thalweg", "sweep", "--resume", "--out", place, "sweep.trials=100"]),
     ]
     if page.plan.config.method == "grid":
@@ -238,8 +237,3 @@ def _best(page: _Page) -> str:
     text = f"<pre>{escape(best_yaml(page.plan, page.best))}</pre>"
     config = f'<details class="card"><summary>best.yaml</summary>{text}</details>'
     return command_lines(lines) + config
-
-
-def _folder(page: _Page) -> str:
-    assert page.best is not None
-    return (page.place / "trials" / run_key(page.best, page.plan.config.seeds[0])).as_posix()

@@ -17,7 +17,7 @@ import thalweg
 from thalweg.data import PairFile
 from thalweg.data.text.named_pairs import open_pairs
 from thalweg.errors import ConfigError
-from thalweg.files import write_atomically
+from thalweg.files import write_text
 from thalweg.inference import Hypotheses, OptimalityReport
 from thalweg.metrics import closest_reference, confusions, score_strings, worst
 from thalweg.tasks.base import Evaluation
@@ -170,7 +170,7 @@ def evaluate(
         facts["ensemble"] = {"runs": [str(run) for run in ensemble], "vote": vote}
     if precision != "float32":
         facts["precision"] = precision
-    _write(directory / "metrics.json", json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+    write_text(directory / "metrics.json", json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
     _write_predictions(directory, items, predictions, answers, gold)
     _write_tables(directory, items, answers, gold, transducer)
     _write_attention(directory, transducer, items, predictions, answers, gold)
@@ -219,10 +219,6 @@ def _predict(
         yield prediction
 
 
-def _write(path: Path, text: str) -> None:
-    write_atomically(path, text.encode())
-
-
 def _write_predictions(
     directory: Path,
     items: list[_Item],
@@ -242,7 +238,7 @@ def _write_predictions(
             "edits": edits,
         }
         lines.append(json.dumps(record, ensure_ascii=False) + "\n")
-    _write(directory / "predictions.jsonl", "".join(lines))
+    write_text(directory / "predictions.jsonl", "".join(lines))
 
 
 def _write_tables(
@@ -258,11 +254,11 @@ def _write_tables(
         item = items[mistake.item]
         source = f"{item.source} ({';'.join(item.features)})" if item.features else item.source
         rows.append(f"{source}\t{' | '.join(item.references)}\t{join(mistake.hypothesis)}\t{mistake.edits}\n")
-    _write(directory / "worst.tsv", "".join(rows))
+    write_text(directory / "worst.tsv", "".join(rows))
     rows = ["gold\tpredicted\tcount\n"]
     for confusion in confusions(answers, gold):
         rows.append(f"{confusion.gold or GAP}\t{confusion.predicted or GAP}\t{confusion.count}\n")
-    _write(directory / "confusions.tsv", "".join(rows))
+    write_text(directory / "confusions.tsv", "".join(rows))
 
 
 def _write_attention(
@@ -299,7 +295,7 @@ def _write_attention(
             }
         )
     if pictures:
-        _write(path, json.dumps(pictures, ensure_ascii=False) + "\n")
+        write_text(path, json.dumps(pictures, ensure_ascii=False) + "\n")
 
 
 def _spread(rows: list[int], count: int) -> list[int]:

@@ -83,7 +83,18 @@ class StringReport(ReportPart):
 
     def remarks(self, metrics: dict[str, Any]) -> str:
         """What exact search found out, where it was used."""
-        return _exact(metrics)
+        exact = metrics.get("exact")
+        if not isinstance(exact, dict):
+            return ""
+        names = {
+            "proved": "of the answers are proved the most probable",
+            "beam_optimal": f"are found by a beam of {figure(exact.get('width'))}",
+            "beam_beaten": "are more probable than the beam's",
+            "empty": "are empty",
+        }
+        shares = {key: as_number(exact.get(key)) for key in names}
+        parts = [f"{share:.2%} {names[key]}" for key, share in shares.items() if share is not None]
+        return f"<p>{escape('; '.join(parts))}.</p>" if parts else ""
 
     def section(self, evaluation: EvaluationRecord, place: int) -> str:
         """All that one evaluation shows of single items."""
@@ -125,22 +136,6 @@ def _others(metrics: dict[str, Any]) -> list[str]:
     ensemble = metrics.get("ensemble")
     runs = ensemble.get("runs") if isinstance(ensemble, dict) else None
     return [str(run) for run in runs] if isinstance(runs, list) else []
-
-
-def _exact(metrics: dict[str, Any]) -> str:
-    """What exact search found out, where it was used."""
-    exact = metrics.get("exact")
-    if not isinstance(exact, dict):
-        return ""
-    names = {
-        "proved": "of the answers are proved the most probable",
-        "beam_optimal": f"are found by a beam of {figure(exact.get('width'))}",
-        "beam_beaten": "are more probable than the beam's",
-        "empty": "are empty",
-    }
-    shares = {key: as_number(exact.get(key)) for key in names}
-    parts = [f"{share:.2%} {names[key]}" for key, share in shares.items() if share is not None]
-    return f"<p>{escape('; '.join(parts))}.</p>" if parts else ""
 
 
 def _symbols_fact(value: object) -> str:
@@ -309,15 +304,12 @@ def confusion_table(rows: Sequence[tuple[str, str, int]] | None) -> str:
     body = [
         f'<tr><td class="symbol" dir="auto">{symbol(gold)}</td>'
         f'<td class="symbol" dir="auto">{symbol(guess)}</td>'
-        f'<td class="muted">{_kind(gold, guess)}</td><td class="number">{figure(count)}</td>'
+        f'<td class="muted">{"added" if gold == "∅" else "left out" if guess == "∅" else "changed"}</td>'
+        f'<td class="number">{figure(count)}</td>'
         f'<td class="wide">{bar(count / most)}</td></tr>'
         for gold, guess, count in rows
     ]
     return table_of(("expected", "predicted", "", "#count", ""), body)
-
-
-def _kind(gold: str, guess: str) -> str:
-    return "added" if gold == "∅" else "left out" if guess == "∅" else "changed"
 
 
 def worst_table(rows: Sequence[Sequence[str]] | None) -> str:

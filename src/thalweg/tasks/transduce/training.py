@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import thalweg
 from thalweg.data import Alphabet, Batch, Batches, Example, PairFile, Symbols, guess_symbols
+from thalweg.data.datasets import unit_hash
 from thalweg.data.text.named_pairs import open_pairs
 from thalweg.errors import ConfigError, DataError
 from thalweg.learning.losses import sequence_nll
@@ -120,7 +121,7 @@ def _read_splits(config: TransduceConfig, root: Path | None) -> tuple[PairFile, 
         return training, open_pairs(config.data.dev, root, features=training.featured)
     # By a hash of the source: its targets stay together, and the choice never moves between runs.
     share = config.data.held_out
-    held = {s for s in set(training.sources()) if _unit_hash(s) < share}
+    held = {s for s in set(training.sources()) if unit_hash(s) < share}
     dev = [pair for pair in training.pairs if pair.source in held]
     rest = [pair for pair in training.pairs if pair.source not in held]
     if not dev or not rest:
@@ -137,10 +138,6 @@ def _digest(pairs: PairFile) -> str:
         columns = (pair.source, pair.target, *([";".join(pair.features)] if pair.features else []))
         digest.update(("\t".join(columns) + "\n").encode())
     return digest.hexdigest()[:16]
-
-
-def _unit_hash(text: str) -> float:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
 def _codecs(config: TransduceConfig, training: PairFile) -> tuple[Codec, Codec]:
