@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -150,12 +149,7 @@ def _finish(plan: SweepPlan, result: SweepResult) -> None:
 
 def _score(trial: Trial, plan: SweepPlan) -> str:
     values = ", ".join(f"{key}={_short(value)}" for key, value in trial.values.items())
-    return f"{plan.metric} {_mean(trial)} with {values}"
-
-
-def _mean(trial: Trial) -> str:
-    error = f" ± {trial.error_of_mean:.4f}" if math.isfinite(trial.error_of_mean) else ""
-    return f"{trial.value:.4f}{error}" if math.isfinite(trial.value) else ""
+    return f"{plan.metric} {trial.score} with {values}"
 
 
 def _short(value: Any) -> str:
@@ -164,7 +158,7 @@ def _short(value: Any) -> str:
 
 def _cells(trial: Trial, plan: SweepPlan, progress: dict[int, str] | None) -> dict[str, str]:
     """A row of the tables: number, state, metric, values, seeds done, and what the runs are doing."""
-    row = {"trial": str(trial.number), "state": trial.state, plan.metric: _mean(trial)}
+    row = {"trial": str(trial.number), "state": trial.state, plan.metric: trial.score}
     row |= {key: _short(value) for key, value in trial.values.items()}
     row["seeds"] = f"{len(trial.runs)}/{len(plan.config.seeds)}"
     if progress is not None:
@@ -199,9 +193,7 @@ class SweepDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live:
             self._live.stop()
 

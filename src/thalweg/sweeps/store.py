@@ -72,6 +72,12 @@ class Trial:
         """Standard error of the mean; NaN with fewer than two seeds."""
         return mean_and_error([run["value"] for run in list(self.runs.values())])[1]
 
+    @property
+    def score(self) -> str:
+        """The mean for people, with its error where that is known; empty before a seed is done."""
+        error = f" ± {self.error_of_mean:.4f}" if math.isfinite(self.error_of_mean) else ""
+        return f"{self.value:.4f}{error}" if math.isfinite(self.value) else ""
+
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
     r"""Mean and its standard error :math:`s / \sqrt n`, with n - 1 in the variance; NaN where undefined.

@@ -62,10 +62,9 @@ def best_yaml(plan: SweepPlan, trial: Trial) -> str:
     """The config of a trial with its first seed, and in a comment what it reached."""
     import yaml
 
-    error = f" ± {trial.error_of_mean:.4f}" if len(trial.runs) > 1 else ""
     seeds = f"{len(trial.runs)} seed{'s' if len(trial.runs) > 1 else ''}"
     values = ", ".join(f"{key}={written(value)}" for key, value in trial.values.items())
-    head = f"# Trial {trial.number} of a sweep: {plan.metric} {trial.value:.4f}{error} on the dev data ({seeds}).\n"
+    head = f"# Trial {trial.number} of a sweep: {plan.metric} {trial.score} on the dev data ({seeds}).\n"
     settings = plan.settings(trial.values, plan.config.seeds[0])
     return f"{head}# {values}\n" + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -111,7 +112,9 @@ def read_conllu(path: str | Path, *, text: str | None = None) -> list[Sentence]:
     >>> sentence.column("form"), sentence.column("head")
     (['birds', 'sing'], [2, 0])
     """
-    return _sentences(*numbered_lines(path, text))
+    name, lines = numbered_lines(path, text)
+    with closing(lines):
+        return _sentences(name, lines)
 
 
 def _sentences(name: str, lines: Iterator[tuple[int, str]]) -> list[Sentence]:

@@ -7,8 +7,8 @@ import io
 import re
 import sys
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,8 @@ from thalweg.errors import DataError
 from thalweg.limits import LENGTH
 
 __all__ = ["Pair", "PairFile", "numbered_lines", "read_pairs", "read_sources", "read_tagged_sources", "split_tags"]
+
+Lines = Generator[tuple[int, str], None, None]
 
 GZIP = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
@@ -138,7 +140,9 @@ def read_pairs(path: str | Path, *, text: str | None = None, features: bool | No
     >>> read_pairs("names.tsv", text="cat\\tK AE T\\n").pairs
     (Pair(source='cat', target='K AE T', line=1),)
     """
-    return _pairs(*numbered_lines(path, text), features)
+    name, lines = numbered_lines(path, text)
+    with closing(lines):
+        return _pairs(name, lines, features)
 
 
 def read_sources(path: str | Path) -> Iterator[tuple[int, str]]:
@@ -175,7 +179,13 @@ def read_tagged_sources(path: str | Path) -> Iterator[tuple[int, str, tuple[str,
     [(1, 'run', ('V', 'PST')), (2, 'go', ('V', 'PST'))]
     """
     name, lines = numbered_lines(path)
-    return ((number, *_tagged(line, f"{name}:{number}")) for number, line in lines)
+
+    def rows() -> Iterator[tuple[int, str, tuple[str, ...]]]:
+        with closing(lines):
+            for number, line in lines:
+                yield number, *_tagged(line, f"{name}:{number}")
+
+    return rows()
 
 
 def _tagged(line: str, where: str) -> tuple[str, tuple[str, ...]]:
@@ -191,10 +201,10 @@ def _tagged(line: str, where: str) -> tuple[str, tuple[str, ...]]:
     return fields[0], tags
 
 
-def numbered_lines(path: str | Path, text: str | None = None) -> tuple[str, Iterator[tuple[int, str]]]:
+def numbered_lines(path: str | Path, text: str | None = None) -> tuple[str, Lines]:
     """What to call a file in messages, and its lines with their numbers (from 1), as they arrive.
 
-    That a file is absent is said at once. ``text`` is read instead of the file, where it is given.
+    That a file is absent is said at once; closing the lines closes it. ``text``, if given, is read instead.
     """
     name = "<stdin>" if str(path) == "-" else str(path)
     if text is not None:
@@ -204,7 +214,7 @@ def numbered_lines(path: str | Path, text: str | None = None) -> tuple[str, Iter
     if name != "<stdin>" and Path(path).is_dir():
         raise DataError(f"{name}: expected a text file, got a folder; name a file in it")
 
-    def lines() -> Iterator[tuple[int, str]]:
+    def lines() -> Lines:
         with _open(path, name) as stream:
             yield from _decode(stream, name)
 
@@ -268,7 +278,7 @@ def _shown(line: str) -> str:
     return line if len(line) <= 60 else line[:57] + "..."
 
 
-def _decode(stream: BinaryIO, name: str) -> Iterator[tuple[int, str]]:
+def _decode(stream: BinaryIO, name: str) -> Lines:
     """Number and decode the lines; only LF and CRLF end a line (``str.splitlines`` knows a dozen others)."""
     number = 0
     try:

@@ -89,7 +89,7 @@ def _header(page: _Page) -> str:
     counts = {state: sum(trial.state == state for trial in trials) for state in MARKS}
     tiles = []
     if page.best is not None:
-        tiles.append((_score(page.best), f"best {plan.metric}", f"trial {page.best.number}"))
+        tiles.append((page.best.score, f"best {plan.metric}", f"trial {page.best.number}"))
         for key, value in list(page.best.values.items())[:3]:
             tiles.append((shown(value), key, "of the best trial"))
     others = ", ".join(f"{counts[state]} {state}" for state in ("pruned", "failed", "running") if counts[state])
@@ -112,11 +112,6 @@ def _header(page: _Page) -> str:
         f'<header><p class="brand">Thalweg · sweep report</p><h1>{foreign(page.place.resolve().name)}</h1>'
         f'<div class="tiles">{cells}</div>{fact_list(facts)}</header>'
     )
-
-
-def _score(trial: Trial) -> str:
-    error = f" ± {trial.error_of_mean:.4f}" if math.isfinite(trial.error_of_mean) else ""
-    return f"{trial.value:.4f}{error}" if math.isfinite(trial.value) else ""
 
 
 def _parallel(page: _Page) -> str:
@@ -204,7 +199,7 @@ def _rows(page: _Page, head: Sequence[str], trials: Sequence[Trial]) -> str:
 
 def _row(page: _Page, trial: Trial, columns: int) -> str:
     runs = trial.runs.values()
-    score = _score(trial)
+    score = trial.score
     if trial.state == "pruned":
         score = f"{page.dots[trial.number].value:.4f}" if trial.number in page.dots else ""
     epochs = ", ".join(f"{run['best_epoch']}/{run['epochs']}" for run in runs if "epochs" in run)
