@@ -5,39 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from thalweg.files import write_atomically
 from thalweg.sweeps.loop import run_key
-from thalweg.sweeps.settings import SweepConfig
 from thalweg.sweeps.store import Store, Trial
 
-__all__ = ["Book", "Plan", "best_yaml", "written"]
+if TYPE_CHECKING:
+    from thalweg.tasks.sweeping import SweepPlan
 
-
-class Plan(Protocol):
-    """What the files tell of a sweep: its settings, its metric, and the settings of each run."""
-
-    @property
-    def config(self) -> SweepConfig:
-        """How it goes."""
-        ...
-
-    @property
-    def metric(self) -> str:
-        """By which trials are compared."""
-        ...
-
-    @property
-    def higher(self) -> bool:
-        """Whether a higher value wins."""
-        ...
-
-    def settings(self, values: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """Complete settings of a trial and a seed."""
-        ...
+__all__ = ["Book", "best_yaml", "written"]
 
 
 class Book:
@@ -48,7 +27,7 @@ class Book:
         listener: called with every event, after it was taken in.
     """
 
-    def __init__(self, plan: Plan, store: Store, out: Path, listener: Callable[[dict[str, Any]], None] | None):
+    def __init__(self, plan: SweepPlan, store: Store, out: Path, listener: Callable[[dict[str, Any]], None] | None):
         self.plan, self.store, self.out = plan, store, out
         self.pass_on = listener or (lambda event: None)
 
@@ -79,14 +58,13 @@ class Book:
         write_atomically(self.out / "sweep.json", (json.dumps(record, ensure_ascii=False, indent=1) + "\n").encode())
 
 
-def best_yaml(plan: Plan, trial: Trial) -> str:
+def best_yaml(plan: SweepPlan, trial: Trial) -> str:
     """The config of a trial with its first seed, and in a comment what it reached."""
     import yaml
 
-    error = f" ± {trial.error_of_mean:.4f}" if len(trial.runs) > 1 else ""
     seeds = f"{len(trial.runs)} seed{'s' if len(trial.runs) > 1 else ''}"
     values = ", ".join(f"{key}={written(value)}" for key, value in trial.values.items())
-    head = f"# Trial {trial.number} of a sweep: {plan.metric} {trial.value:.4f}{error} on the dev data ({seeds}).\n"
+    head = f"# Trial {trial.number} of a sweep: {plan.metric} {trial.score} on the dev data ({seeds}).\n"
     settings = plan.settings(trial.values, plan.config.seeds[0])
     return f"{head}# {values}\n" + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
@@ -99,7 +77,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _row(plan: Plan, trial: Trial) -> dict[str, str]:
+def _row(plan: SweepPlan, trial: Trial) -> dict[str, str]:
     scores = {key: "" if value is None else f"{value:.6g}" for key, value in _scores(trial).items()}
     values = {key: written(value) for key, value in trial.values.items()}
     row = {"trial": str(trial.number), "state": trial.state, **values, plan.metric: scores["value"]}
