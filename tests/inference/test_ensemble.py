@@ -8,7 +8,7 @@ import torch
 
 from oracles import search as oracle
 from thalweg.errors import ConfigError, ShapeError
-from thalweg.inference import Ensemble, Hypotheses, TableModel, beam_search, greedy, majority_vote
+from thalweg.inference import Ensemble, TableModel, beam_search, greedy
 
 VOCAB, EOS, DEPTH = 4, 3, 4
 
@@ -139,31 +139,6 @@ def test_wrong_ensembles():
             Ensemble([small], **wrong)
     with pytest.raises(ConfigError, match="at least one model"):
         Ensemble([])
-
-
-def test_votes():
-    texts = [["a", "x", None], ["b", "x", None], ["b", "y", None], ["c", "y", "z"]]
-    votes = majority_vote(texts)
-    assert [(v.answer, v.votes) for v in votes] == [("b", 2), ("x", 2), ("z", 1)]
-    assert majority_vote([[None], [None]])[0] == (None, 0, 0.0)
-
-    def said(*answers):
-        tokens = torch.tensor([[[symbol, -1]] for symbol, _ in answers])
-        lengths = torch.tensor([[int(symbol >= 0)] for symbol, _ in answers])
-        scores = torch.tensor([[p] for _, p in answers]).log()
-        return Hypotheses(tokens, lengths, scores, lengths > 0, torch.zeros(len(answers), dtype=torch.bool))
-
-    # Item 0: a tie of one each, decided by probability; item 1: two modest votes beat one sure; item 2: missing.
-    votes = majority_vote(
-        [said((1, 0.4), (5, 0.9), (-1, 0.0)), said((2, 0.6), (6, 0.2), (7, 0.1)), said((-1, 0.0), (6, 0.3), (-1, 0.0))]
-    )
-    assert [v.answer for v in votes] == [(2,), (6,), (7,)]
-    assert votes[1].votes == 2
-    assert math.isclose(votes[1].probability, 0.5, abs_tol=1e-6)
-    with pytest.raises(ShapeError, match="same items"):
-        majority_vote([["a"], ["a", "b"]])
-    with pytest.raises(ConfigError):
-        majority_vote([])
 
 
 def test_a_list_of_inputs_is_no_tuple_of_them() -> None:

@@ -8,7 +8,7 @@ from search_cases import BOS, SHAPES, Tree, Watched, answers, countdown, same, t
 
 from oracles import search as oracle
 from thalweg.errors import ConfigError
-from thalweg.inference import TableModel, beam_search, exact_search, optimality_report
+from thalweg.inference import TableModel, beam_search, exact_search
 from thalweg.inference.search import agenda as agenda_module
 from thalweg.inference.search import exact as exact_module
 
@@ -34,14 +34,6 @@ def test_tree_with_too_few_expansions_has_a_proven_gap():
     assert math.isclose(found.gap.item(), 9.1 - 1.8)
     enough = exact_search(Tree.model, which(0), max_length=3, width=2, max_expansions=7)
     assert enough.optimal.all()
-
-
-def test_tree_report():
-    for width, right in ((1, 0), (2, 0), (3, 0), (4, 2)):
-        report = optimality_report(Tree.model, which(0, 0), max_length=3, width=width)
-        assert (report.items, report.width, report.proved, report.unproved) == (2, width, 2, 0)
-        assert (report.beam_optimal, report.beam_beaten, report.empty) == (right, 2 - right, 0)
-        assert report.mean_gap == 0
 
 
 @pytest.mark.parametrize(("vocab", "eos", "depth", "impossible"), SHAPES)
@@ -142,22 +134,8 @@ def test_the_empty_sequence_can_be_the_optimum():
     first = {**{v: math.log(0.099) for v in range(10)}, 10: math.log(0.01)}
     table = {(): first, **{(v,): {10: math.log(0.05), **{u: math.log(0.095) for u in range(10)}} for v in range(10)}}
     model = TableModel(table, vocab_size=11, bos=BOS, eos=10)
-    report = optimality_report(model, which(0, 0, 0), max_length=3, width=2)
-    assert report.empty == report.proved == report.beam_beaten == 3
     found = exact_search(model, which(0), max_length=3, width=2)
     assert answers(found) == [((10,), math.log(0.01), True)]
-    unknown = optimality_report(model, which(0, 0, 0), max_length=3, width=2, max_expansions=1)
-    assert unknown.items == 3
-
-
-def test_report_counts_what_is_unproved():
-    every, model = tables(vocab=5, eos=4, depth=5, impossible=0.0, count=20, seed=7)
-    report = optimality_report(model, torch.arange(20), max_length=5, width=1, max_expansions=2)
-    best = exact_search(model, torch.arange(20), max_length=5, width=1, max_expansions=2)
-    assert best.gap is not None
-    assert report.unproved == int((~best.optimal).sum()) > 0
-    assert math.isclose(report.mean_gap, float(best.gap[~best.optimal].mean()))
-    assert report.beam_optimal <= report.proved < len(every)
 
 
 def test_a_flat_network_is_not_searched_for_ever():
@@ -182,5 +160,3 @@ def test_wrong_arguments():
     for wrong in ({"max_length": 0}, {"width": 0}, {"max_expansions": 0}, {"min_length": 9}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             exact_search(countdown(2), which(0), **{"max_length": 3, **wrong})
-    with pytest.raises(ConfigError, match="max_expansions"):
-        optimality_report(countdown(2), which(0), max_length=3, max_expansions=0)

@@ -14,8 +14,8 @@ from thalweg.inference.langevin import DivergedError, Walk, langevin
 from thalweg.inference.search.beam import beam_search
 from thalweg.inference.search.beam_tree import BeamTree
 from thalweg.inference.search.constraints import Allowed, Trie
-from thalweg.inference.search.ensemble import Ensemble, Vote, majority_vote
-from thalweg.inference.search.exact import OptimalityReport, exact_search, optimality_report
+from thalweg.inference.search.ensemble import Ensemble
+from thalweg.inference.search.exact import exact_search
 from thalweg.inference.search.greedy import greedy
 from thalweg.inference.search.markov import MarkovModel, viterbi
 from thalweg.inference.search.protocol import Autoregressive, Hypotheses
@@ -42,7 +42,6 @@ __all__ = [
     "LinearChain",
     "MarkovModel",
     "NotMonotoneError",
-    "OptimalityReport",
     "Partial",
     "SparseMode",
     "SparseTransitions",
@@ -50,16 +49,13 @@ __all__ = [
     "TableModel",
     "TagConstraints",
     "Trie",
-    "Vote",
     "Walk",
     "beam_search",
     "cccp",
     "exact_search",
     "greedy",
     "langevin",
-    "majority_vote",
     "minimum_bayes_risk",
-    "optimality_report",
     "sample_sequences",
     "span_tags",
     "sparse_map",

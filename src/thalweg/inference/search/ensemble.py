@@ -1,18 +1,18 @@
-"""Several models as one: the mean of their distributions, or a vote over their answers."""
+"""Several models as one: the mean of their distributions, or the product."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from thalweg.errors import ConfigError, ShapeError
-from thalweg.inference.search.protocol import Autoregressive, Hypotheses, batch_size, check_log_probs
+from thalweg.inference.search.protocol import Autoregressive, batch_size, check_log_probs
 
-__all__ = ["Ensemble", "Vote", "majority_vote"]
+__all__ = ["Ensemble"]
 
 
 class Ensemble:
@@ -116,59 +116,3 @@ def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
     if not all(0 <= share < math.inf for share in shares) or not sum(shares) > 0:
         raise ConfigError(f"`weights` must be at least 0, finite and not all 0, got {shares}")
     return [share / sum(shares) for share in shares]
-
-
-class Vote(NamedTuple):
-    """One item's answer by vote.
-
-    >>> Vote("yes", 2, 1.0).votes
-    2
-    """
-
-    answer: Any
-    """A tuple of symbols, or whatever the models' answers were; None where no model has one."""
-    votes: int
-    """Models whose first answer it is."""
-    probability: float
-    """Sum over those models of the probability they give it; 0 where they say none."""
-
-
-def majority_vote(answers: Sequence[Hypotheses] | Sequence[Sequence[Hashable | None]]) -> list[Vote]:
-    """For each item the answer that most models give first.
-
-    Ties go to the greater sum of probabilities over the models that vote for it, then to the model that stands first.
-
-    Args:
-        answers: of each of M models, its :class:`Hypotheses` (the first of each item is its vote; a missing one
-            is none) or a list of B answers, texts for example, None where there is none.
-    Returns:
-        B votes. Time O(M B).
-
-    >>> [vote.answer for vote in majority_vote([["a", "x"], ["b", "x"], ["b", "y"]])]
-    ['b', 'x']
-    """
-    if not answers:
-        raise ConfigError("`answers` must be those of at least one model, got none")
-    ballots = [_ballots(of_model) for of_model in answers]
-    sizes = [len(ballot) for ballot in ballots]
-    if any(size != sizes[0] for size in sizes):
-        raise ShapeError(f"`answers` must be for the same items, got {sizes} of them")
-    return [_count(item) for item in zip(*ballots, strict=True)]
-
-
-def _ballots(answers: Hypotheses | Sequence[Hashable | None]) -> list[tuple[Hashable | None, float]]:
-    if not isinstance(answers, Hypotheses):
-        return [(answer, 0.0) for answer in answers]
-    first, lengths = answers.tokens[:, 0].tolist(), answers.lengths[:, 0].tolist()
-    chances = answers.scores[:, 0].double().exp().tolist()
-    rows = zip(first, lengths, chances, strict=True)
-    return [(tuple(row[:length]) if length else None, chance) for row, length, chance in rows]
-
-
-def _count(ballots: tuple[tuple[Hashable | None, float], ...]) -> Vote:
-    votes: dict[Hashable, Vote] = {}  # in the order of the models, which max keeps among equals
-    for answer, chance in ballots:
-        if answer is not None:
-            before = votes.get(answer, Vote(answer, 0, 0.0))
-            votes[answer] = Vote(answer, before.votes + 1, before.probability + chance)
-    return max(votes.values(), key=lambda vote: (vote.votes, vote.probability), default=Vote(None, 0, 0.0))

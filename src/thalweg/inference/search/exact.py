@@ -24,7 +24,7 @@ from thalweg.inference.search.protocol import (
     raise_not_a_number,
 )
 
-__all__ = ["OptimalityReport", "exact_search", "optimality_report"]
+__all__ = ["exact_search"]
 
 # Rows of one item that are expanded together, items searched together, and log-probabilities held at once.
 _TOGETHER = 32
@@ -93,70 +93,6 @@ def exact_search(
     )
     with torch.no_grad():
         return _improve(_Exact(model, max_length, max_expansions, rules), inputs, first)
-
-
-@dataclass(frozen=True)
-class OptimalityReport:
-    """How good a beam is, measured by exact search; counts of items.
-
-    >>> OptimalityReport(items=4, width=5, proved=3, beam_optimal=2, beam_beaten=1, empty=0, mean_gap=0.25)
-    OptimalityReport(items=4, width=5, proved=3, beam_optimal=2, beam_beaten=1, empty=0, mean_gap=0.25)
-    """
-
-    items: int
-    width: int
-    """Of the beam."""
-    proved: int
-    """Items whose optimum is known; the others ran out of expansions or have no finished sequence."""
-    beam_optimal: int
-    """Items whose beam answer is proved to be the optimum (or tied with it)."""
-    beam_beaten: int
-    """Items for which a more probable sequence than the beam's answer was found."""
-    empty: int
-    """Items whose proved optimum is eos alone."""
-    mean_gap: float
-    """Mean over the unproved items with a finished answer of what its score may lack; 0 where there are none."""
-
-    @property
-    def unproved(self) -> int:
-        """Items whose optimum is not known."""
-        return self.items - self.proved
-
-
-def optimality_report(
-    model: Autoregressive, inputs: Any, *, max_length: int, width: int = 5, max_expansions: int | None = 10_000
-) -> OptimalityReport:
-    """How often a beam of ``width`` finds the most probable sequence, and how often that is the empty one.
-
-    Args and cost as for :func:`exact_search`.
-
-    >>> from thalweg.inference import TableModel
-    >>> model = TableModel.markov([[-9.0, -0.1, -2.0], [-9.0, -2.0, -0.2], [0.0, 0.0, 0.0]], bos=0, eos=2)
-    >>> report = optimality_report(model, torch.zeros(2, dtype=torch.long), max_length=9)
-    >>> report.proved, report.beam_optimal, report.empty
-    (2, 2, 0)
-    """
-    check_at_least_one("width", width)
-    beam = beam_search(model, inputs, width=width, k=1, max_length=max_length)
-    if max_expansions is not None:
-        check_at_least_one("max_expansions", max_expansions)
-    with torch.no_grad():
-        best = _improve(_Exact(model, max_length, max_expansions, None), inputs, beam)
-    # Rounding may differ between the two runs of the model; that is no better answer.
-    better = best.scores[:, 0] > beam.scores[:, 0] + 1e-5
-    found, was = best.finished[:, 0], beam.finished[:, 0]
-    beaten = found & (better | ~was)
-    assert best.gap is not None
-    gaps = best.gap[~best.optimal & best.gap.isfinite()]
-    return OptimalityReport(
-        items=best.size,
-        width=width,
-        proved=int(best.optimal.sum()),
-        beam_optimal=int((best.optimal & ~beaten).sum()),
-        beam_beaten=int(beaten.sum()),
-        empty=int((best.optimal & (best.lengths[:, 0] == 1)).sum()) if model.eos is not None else 0,
-        mean_gap=float(gaps.mean()) if gaps.numel() else 0.0,
-    )
 
 
 @dataclass(frozen=True)

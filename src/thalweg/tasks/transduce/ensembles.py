@@ -183,8 +183,7 @@ def _check_alike(first: str | Path, one: Transducer, run: str | Path, other: Tra
 def _count(predictions: Sequence[Prediction]) -> tuple[Answer, ...]:
     """The answers of several predictions by votes, then by the sum of the voters' probabilities, then by their order.
 
-    An answer is given as its first voter gave it; its ``share`` is that of the votes. This is
-    :func:`thalweg.inference.majority_vote` with all places instead of the first.
+    An answer is given as its first voter gave it; its ``share`` is that of the votes.
     """
     voters: dict[str, list[Answer]] = {}
     for prediction in predictions:
