@@ -464,22 +464,28 @@ class StructureContract:
     def test_noise_on_the_parts(self):
         case = self.case()
         p = self.make(case)
-        modes = p.structure_of(p.relaxed_sample((200,), hard=True, generator=self.generator(4)))
+        modes = p.perturbed_mode(200, scale=0.5, generator=self.generator(4))
         assert modes.shape == (200, *p.mode.shape)
         known = [{y for y, _ in w} for w in self.enumerate(case)]
         assert all(self.structure(modes[n, item]) in known[item] for n in range(200) for item in range(len(known)))
+        assert torch.equal(p.perturbed_mode(1, scale=1e-9, generator=self.generator())[0], p.mode)
+        mean = p.expected_mode(200, scale=0.5, generator=self.generator(4))
+        same(mean, p.parts_of(modes).mean(0))
         relaxed = p.relaxed_sample((7,), temperature=1e-3, generator=self.generator(5))
         hard = p.relaxed_sample((7,), temperature=0.5, hard=True, generator=self.generator(5))
         same(relaxed, hard, rtol=0, atol=1e-3)
         leaves = case.leaves()
-        value = self.make(leaves).relaxed_sample((2,), hard=True, generator=self.generator(6))
-        scores = leaves.scores[self.part_scores]
-        factors = torch.arange(value.numel(), device=value.device).view(value.shape)
-        (gradient,) = torch.autograd.grad((value * factors).sum(), scores)
-        assert gradient.isfinite().all()
-        assert gradient.abs().sum() > 0
-        mask = self.padding(case).get(self.part_scores)
-        assert mask is None or (gradient[mask.to(gradient.device)] == 0).all()
+        for value in (
+            self.make(leaves).expected_mode(20, generator=self.generator(6)),
+            self.make(leaves).relaxed_sample((2,), hard=True, generator=self.generator(6)),
+        ):
+            scores = leaves.scores[self.part_scores]
+            factors = torch.arange(value.numel(), device=value.device).view(value.shape)
+            (gradient,) = torch.autograd.grad((value * factors).sum(), scores)
+            assert gradient.isfinite().all()
+            assert gradient.abs().sum() > 0
+            mask = self.padding(case).get(self.part_scores)
+            assert mask is None or (gradient[mask.to(gradient.device)] == 0).all()
 
     def test_posterior_decoding_gets_most_parts_right(self):
         for case in self.cases():

@@ -151,6 +151,9 @@ NEEDING = {
     "kl": lambda p: kl_divergence(p, p),
     "kl to it": lambda p: kl_divergence(p.given(allowed=torch.isfinite(p.potentials.emissions)), p),
     "max_posterior": lambda p: p.max_posterior(),
+    "posterior_threshold": lambda p: p.posterior_threshold(0.5),
+    "perturbed_mode": lambda p: p.perturbed_mode(3),
+    "expected_mode": lambda p: p.expected_mode(3),
     "relaxed_sample": lambda p: p.relaxed_sample((3,)),
     "hard relaxed_sample": lambda p: p.relaxed_sample((3,), hard=True),
 }
@@ -309,6 +312,27 @@ def test_max_posterior_has_the_least_hamming_risk(kind, backend):
             assert abs(oracle.hamming_risk(w, labels_of(found[item])) - least) < 1e-9
             better += oracle.hamming_risk(w, labels_of(p.mode[item])) > least + 1e-6
     assert better  # the mode would fail this test
+
+
+def test_posterior_threshold():
+    scores, lengths = scores_of(8), [4, 1, 3]
+    p = build(scores, lengths=lengths)
+    best = p.max_posterior()
+    kept = set()
+    for threshold in (0.0, 0.4, 0.6, 1.1):
+        for otherwise in (-1, 2):
+            found = p.posterior_threshold(threshold, otherwise)
+            for item, w in enumerate(weighted(scores, lengths)):
+                sure = oracle.marginals(w, oracle.labels_at)
+                for t in range(4):
+                    label = int(best[item, t])
+                    reached = sure.get((t, label), 0.0) >= threshold
+                    expected = -1 if t >= lengths[item] else label if reached else otherwise
+                    assert int(found[item, t]) == expected
+                    kept.add(reached)
+    assert kept == {True, False}
+    even = LinearChain(torch.zeros(1, 2, 2), torch.zeros(2, 2))
+    assert even.posterior_threshold(0.5).tolist() == [[0, 0]]  # the threshold itself is enough
 
 
 def test_checks_stay_on_whatever_torch_is_told():

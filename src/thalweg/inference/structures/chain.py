@@ -396,8 +396,16 @@ class LinearChain(Structure):
         >>> LinearChain(torch.tensor([[[0.0, 1.0]]]), torch.zeros(2, 2)).max_posterior()
         tensor([[1]])
         """
-        labels = self.marginals.detach().argmax(-1)
-        return labels.masked_fill(~self.inside.squeeze(-1), -1)
+        return self.posterior_threshold(0.0)
+
+    def posterior_threshold(self, threshold: float, otherwise: int = -1) -> Tensor:
+        """The most probable label where its posterior reaches the threshold, elsewhere ``otherwise``; (B, T).
+
+        >>> LinearChain(torch.tensor([[[0.0, 1.0], [0.0, 9.0]]]), torch.zeros(2, 2)).posterior_threshold(0.9, 0)
+        tensor([[0, 1]])
+        """
+        best, labels = self.marginals.detach().max(-1)
+        return labels.masked_fill(best < threshold, otherwise).masked_fill(~self.inside.squeeze(-1), -1)
 
     def _noisy(self, noise: Tensor) -> LinearChain:
         """The chain n times over in one batch, which kernels take, with noise (n, B, T, C) on its emissions."""
