@@ -43,8 +43,8 @@ format: setup  ## let ruff lay the code out
 	$(BIN)/ruff check --fix .
 
 bench: setup  ## benchmarks beside the peers that are installed
-	$(BIN)/python benchmarks/training.py
-	$(BIN)/python benchmarks/chain.py
+	$(BIN)/python -m benchmarks training
+	$(BIN)/python -m benchmarks chain
 
 docs: setup  ## build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -18,7 +18,16 @@ from thalweg.errors import CheckpointError, MissingDependencyError, WriteError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["TensorFormat", "append", "making_sense", "read_tensors", "write_atomically", "write_tensors", "writing"]
+__all__ = [
+    "TensorFormat",
+    "append",
+    "making_sense",
+    "read_tensors",
+    "write_atomically",
+    "write_tensors",
+    "write_text",
+    "writing",
+]
 
 _REMEDIES = {
     errno.ENOSPC: "make room and try again",
@@ -72,6 +81,11 @@ def write_atomically(path: Path, data: bytes) -> None:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same with text, as UTF-8."""
+    write_atomically(path, text.encode())
 
 
 def append(path: Path, text: str) -> None:
@@ -137,11 +151,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, 
     write_atomically(path, save(own, metadata=header))
 
 
-def read_tensors(path: Path, form: TensorFormat) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_tensors(path: Path, form: TensorFormat, *, values: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors, on the CPU, and metadata of such a file; :class:`CheckpointError` says what is wrong with any other.
 
     Nothing in the file is executed, and nothing larger than the file is allocated. A checksum tells damage; files
-    of format 1, from before there was one, are taken as they are.
+    of format 1, from before there was one, are taken as they are. Without ``values`` the metadata alone are read,
+    unchecked, and there are no tensors.
 
     >>> read_tensors(Path("absent"), TensorFormat("thalweg-x", 1, "an x", "make one", "make another", "name another"))
     Traceback (most recent call last):
@@ -156,7 +171,8 @@ def read_tensors(path: Path, form: TensorFormat) -> tuple[dict[str, Tensor], dic
         with safe_open(str(path), framework="pt") as file:
             header = file.metadata() or {}
             _check_header(path, header, form)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            names = file.keys() if values else ()
+            tensors = {name: file.get_tensor(name) for name in names}
     except CheckpointError:
         raise
     except Exception as error:  # safetensors raises many kinds for files that are not what they should be
@@ -170,7 +186,8 @@ def read_tensors(path: Path, form: TensorFormat) -> tuple[dict[str, Tensor], dic
     except (KeyError, ValueError, AttributeError, RecursionError):
         raise CheckpointError(f"{path}: the {form.noun}'s metadata is damaged; {form.damaged}") from None
     # Files of format 1 have none; in any other a lost name of the field must not pass for its absence.
-    if (header.get("format") != "1" or "checksum" in header) and header.get("checksum") != _checksum(tensors, text):
+    summed = values and (header.get("format") != "1" or "checksum" in header)
+    if summed and header.get("checksum") != _checksum(tensors, text):
         raise CheckpointError(f"{path}: the {form.noun} is damaged, its checksum is another; {form.damaged}")
     return tensors, meta
 

@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from thalweg.errors import ConfigError, OutOfMemoryError, ThalwegError
+from thalweg.errors import ConfigError, OutOfMemoryError, ThalwegError, nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,6 +31,7 @@ __all__ = [
     "SEED",
     "SIDE",
     "WIDTH",
+    "check_choices",
     "check_fits",
     "check_memory",
     "check_numbers",
@@ -101,6 +102,14 @@ def check_numbers(
         if value > most:
             bound = "finite" if most == math.inf else f"at most {most:,}"
             raise ConfigError(f"{section}.{name} must be {bound}, got {_shown(value)}; lower it")
+
+
+def check_choices(config: object, section: str) -> None:
+    """Refuse settings, declared as one of several words, that are none of them."""
+    for name, hint in get_type_hints(type(config)).items():
+        value, choices = getattr(config, name), get_args(hint)
+        if get_origin(hint) is Literal and value not in choices:
+            raise ConfigError(f"{section}.{name} `{value}` is not known; {nearest(str(value), choices)}")
 
 
 def _shown(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -46,7 +46,7 @@ def verbs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "run", file
 
 
-@pytest.mark.parametrize("search", [choice.value for choice in Search])
+@pytest.mark.parametrize("search", get_args(Search))
 def test_predict_with_every_search(cli: Any, transformer: Path, search: str) -> None:
     options = ["--search", search, "--k", 2, "--max-length", 6, "--format", "jsonl", "--device", "cpu"]
     done = cli("predict", transformer, "--text", "abc", "--text", "fed", *options)
@@ -59,7 +59,7 @@ def test_predict_with_every_search(cli: Any, transformer: Path, search: str) -> 
             assert ("optimal" in answer) == (search in ("beam", "exact"))
 
 
-@pytest.mark.parametrize("search", [choice.value for choice in Search])
+@pytest.mark.parametrize("search", get_args(Search))
 def test_evaluate_with_every_search(cli: Any, run: Path, tmp_path: Path, search: str) -> None:
     test = tmp_path / "test.tsv"
     test.write_text("abc\tcba\nfed\tdef\n")

@@ -9,6 +9,8 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +24,13 @@ DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 RUNS = INTERPRETED or DEVICE == "cuda"
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-here_only = pytest.mark.skipif(not RUNS, reason="runs in the interpreter's process")
+here_only = pytest.mark.skipif(not RUNS, reason="needs a GPU, or TRITON_INTERPRET=1 as test_gpu_interpreted has it")
 outside = pytest.mark.skipif(RUNS, reason="this is the interpreter's process, or there is a GPU")
 for_hopper = pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 
 
 def quicken_the_interpreter() -> None:
-    """Once for the process what it does at every call of a function and for every value: half of its time."""
+    """Once for the process what it does at every call of a function and for every value: most of its time."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -43,18 +45,48 @@ def quicken_the_interpreter() -> None:
         return known[scalar.name]
 
     interpreter._get_np_dtype = remembered
+    # Sums of integers are looked at for overflow by five more operations each: sizes here are far from 2^31.
+    interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    _share_types(tl.core, interpreter.interpreter_semantic)
+
+
+def _share_types(core: Any, semantic: Any) -> None:
+    """What a type says of its shape is worked out once for every shape, and nothing is done to equal shapes."""
+    build, broadcast, facts = core.block_type.__init__, type(semantic).broadcast_impl_value, {}
+    alone = core.constexpr(1), core.tuple([])
+
+    def build_type(self: Any, element_ty: Any, shape: Any) -> None:
+        key = tuple([s.value if isinstance(s, core.constexpr) else s for s in shape])
+        if key not in facts:
+            build(self, element_ty, shape)
+            facts[key] = self.shape, self.numel, (core.constexpr(self.numel), core.tuple(map(core.constexpr, key)))
+        self.element_ty = element_ty
+        self.shape, self.numel, self.sizes = facts[key]
+        self.name = f"<{key}, {element_ty}>"
+
+    def build_tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = type.sizes if type.is_block() else alone
+
+    def broadcast_unequal(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        same = lhs.type.is_block() and rhs.type.is_block() and lhs.type.shape is rhs.type.shape
+        return (lhs, rhs) if same else broadcast(self, lhs, rhs)
+
+    core.block_type.__init__, core.tensor.__init__ = build_type, build_tensor
+    type(semantic).broadcast_impl_value = broadcast_unequal
 
 
 if INTERPRETED and importlib.util.find_spec("triton") is not None:
     quicken_the_interpreter()
 
 
-def run_in_the_interpreter(file: str) -> None:
-    """Run a file of tests in a process in which Triton interprets; the tests in it must pass, and some must run."""
+def run_in_the_interpreter(files: Sequence[str]) -> None:
+    """Run files of tests in a process in which Triton interprets; the tests in them must pass, and some must run."""
+    alone = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", file],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "pytest_timeout", *files],
+        cwd=Path(__file__).parents[1],
+        env=os.environ | alone,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

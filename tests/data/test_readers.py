@@ -146,9 +146,9 @@ def test_counts_agree_with_the_oracle(pairs):
     assert (len(file), file.duplicates, file.ambiguous) == count_pairs(text)
     assert list(zip(file.sources(), file.targets(), strict=True)) == pairs
     assert [pair.line for pair in file.pairs] == list(range(1, len(pairs) + 1))
-    references = file.references()
-    assert sum(map(len, references.values())) == len(set(pairs))
-    assert all(target in references[source] for source, target in pairs)
+    questions = file.questions()
+    assert sum(map(len, questions.values())) == len(set(pairs))
+    assert all(target in questions[source, ()] for source, target in pairs)
 
 
 def test_the_count_oracle_can_fail():

@@ -14,9 +14,7 @@ from thalweg.diagnostics.normalisation import (
     compare_normalisations,
     layer_norm_jacobian,
     normalisation_statistics,
-    rms_norm_jacobian,
     weight_norm_gradient,
-    weight_norm_jacobian,
     weight_normalised_direction,
     whiten,
 )
@@ -159,9 +157,6 @@ def test_n3_gradient_of_weight_normalisation_is_orthogonal():
     torch.testing.assert_close(parts.original1.grad, formula, rtol=1e-10, atol=1e-12)
     assert (formula * u).sum(-1).abs().max() < 1e-12
     assert w.grad.mul(u).sum(-1).abs().min() > 1e-3  # that of w is not
-    matrix = weight_norm_jacobian(u, gamma)
-    torch.testing.assert_close((matrix @ w.grad.unsqueeze(-1)).squeeze(-1), formula, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close((matrix @ u.unsqueeze(-1)).squeeze(-1), torch.zeros_like(u), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
@@ -216,22 +211,11 @@ def test_n4_holds_for_batch_and_instance_norm():
     torch.testing.assert_close(layer_norm_jacobian(X[1, 1], eps=1e-5), by_autograd, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("eps", [0.0, 0.3])
-def test_rms_norm_jacobian(eps):
-    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    module = torch.nn.RMSNorm(4, eps=eps, elementwise_affine=False)
-    for row, matrix in zip(x, rms_norm_jacobian(x, eps=eps), strict=True):
-        torch.testing.assert_close(matrix, torch.autograd.functional.jacobian(module, row), rtol=1e-9, atol=1e-10)
-        if not eps:
-            assert (matrix @ row).abs().max() < 1e-12
-
-
 def test_gradients_of_the_formulas():
     u, g = (torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     gamma = torch.randn(2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(weight_normalised_direction, (u, gamma))
     assert torch.autograd.gradcheck(weight_norm_gradient, (u, gamma, g))
-    assert torch.autograd.gradcheck(weight_norm_jacobian, (u, gamma))
     assert torch.autograd.gradcheck(layer_norm_jacobian, (u,))
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from contracts.triton_kernels import DEVICE, here_only, needs_triton, outside, run_in_the_interpreter
+from contracts.triton_kernels import DEVICE, here_only, needs_triton
 from thalweg.data import pad
 from thalweg.energies import Transformer, TransformerConfig
 from thalweg.energies.transformer.fixed import FixedTransformer, _outlines, _place_of, fixed_plan
@@ -21,11 +21,6 @@ from thalweg.kernels import dispatch
 SOURCES = [[4, 5, 6], [7, 8], [5]]
 
 pytestmark = needs_triton
-
-
-@outside
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
 
 
 @pytest.fixture

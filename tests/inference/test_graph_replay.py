@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from contracts.triton_kernels import DEVICE, here_only, needs_triton, outside, run_in_the_interpreter
+from contracts.triton_kernels import DEVICE, here_only, needs_triton
 from thalweg.data import pad
 from thalweg.energies import Transformer, TransformerConfig
 from thalweg.errors import ShapeError, ThalwegError
@@ -24,11 +24,6 @@ from thalweg.kernels import dispatch
 from thalweg.layers import Padded
 
 pytestmark = needs_triton
-
-
-@outside
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter
 
 import pytest
@@ -11,7 +10,6 @@ from oracles import search as oracle
 from oracles.beams import edit_distance
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference import Hypotheses, TableModel, beam_search, minimum_bayes_risk, sample_sequences
-from thalweg.inference.search.risk import edit_similarity
 
 
 def pools(count=5):
@@ -93,21 +91,9 @@ def test_equal_sequences_are_compared_once():
         assert choice == minimum_bayes_risk(drawn, lambda a, b: 0.0)[item]
 
 
-def test_batch_utility_and_missing_items():
+def test_missing_items_and_wrong_arguments():
     beam, _ = pools()
-
-    def table(candidates, references):
-        return torch.tensor([[overlap(a, b) for b in references] for a in candidates])
-
-    one, many = minimum_bayes_risk(beam, overlap), minimum_bayes_risk(beam, batch_utility=table)
-    for a, b in zip(one, many, strict=True):
-        assert a.sequences[0] == b.sequences[0]
-        assert all(math.isclose(x, y, abs_tol=1e-6) for x, y in zip(a.utilities, b.utilities, strict=True))
     assert minimum_bayes_risk(Hypotheses.none(2, 3, torch.device("cpu"))) == [([], []), ([], [])]
-    with pytest.raises(ShapeError, match=r"\(N, M\)"):
-        minimum_bayes_risk(beam, batch_utility=lambda a, b: torch.zeros(1, 1))
-    with pytest.raises(ConfigError, match="both"):
-        minimum_bayes_risk(beam, overlap, batch_utility=table)
     with pytest.raises(ConfigError, match="`weights`"):
         minimum_bayes_risk(beam, weights="equal")
     with pytest.raises(ConfigError, match="got NaN"):
@@ -116,9 +102,7 @@ def test_batch_utility_and_missing_items():
         minimum_bayes_risk(beam, candidates=Hypotheses.none(2, 3, torch.device("cpu")))
 
 
-def test_edit_distances():
-    rng = random.Random(0)
-    words = [tuple(rng.choices(range(3), k=rng.randint(0, 7))) for _ in range(25)]
-    found = edit_similarity(words[:10], words[10:])
-    assert found.tolist() == [[-edit_distance(a, b) for b in words[10:]] for a in words[:10]]
-    assert edit_similarity([()], [()]).tolist() == [[0.0]]
+def test_edit_distances_are_the_usual_ones():
+    beam, drawn = pools()
+    for pool in (beam, drawn):
+        assert minimum_bayes_risk(pool) == minimum_bayes_risk(pool, lambda a, b: -edit_distance(a, b))

@@ -16,8 +16,6 @@ from contracts.triton_kernels import (
     for_hopper,
     here_only,
     needs_triton,
-    outside,
-    run_in_the_interpreter,
 )
 from oracles.beams import Book
 from oracles.search import random_table
@@ -28,11 +26,6 @@ INF, NAN = math.inf, math.nan
 pytestmark = needs_triton
 if RUNS:
     from thalweg.kernels.gpu import decoding as gpu
-
-
-@outside
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from contracts import gpu_chains
 from contracts.gpu_chains import assert_close, best_labels, log_z, matrix, oracle, problem, score
-from contracts.triton_kernels import DEVICE, RUNS, for_hopper, here_only, needs_triton, outside, run_in_the_interpreter
+from contracts.triton_kernels import DEVICE, RUNS, for_hopper, here_only, needs_triton
 from thalweg.kernels.potentials import Chain
 
 INF = math.inf
@@ -27,11 +27,6 @@ if RUNS:
 
 # Transitions of each item, where shared ones and those of each step go the same ways.
 PER_ITEM = pytest.param(1, marks=pytest.mark.slow)
-
-
-@outside
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
 
 
 @pytest.mark.slow

@@ -7,18 +7,13 @@ import torch
 from torch import Tensor
 
 from contracts.gpu_chains import INF, best_labels, problem
-from contracts.triton_kernels import DEVICE, RUNS, here_only, needs_triton, outside, run_in_the_interpreter
+from contracts.triton_kernels import DEVICE, RUNS, here_only, needs_triton
 from thalweg.kernels.potentials import Chain
 
 pytestmark = needs_triton
 if RUNS:
     from thalweg.kernels.gpu import chain as gpu
     from thalweg.kernels.gpu import chain_launch, launching
-
-
-@outside
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
 
 
 class Spy:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from contracts.gpu_chains import INF, assert_close, oracle, problem
-from contracts.triton_kernels import DEVICE, INTERPRETED, RUNS, here_only, needs_triton, outside, run_in_the_interpreter
+from contracts.triton_kernels import DEVICE, INTERPRETED, RUNS, here_only, needs_triton
 from thalweg.errors import InfeasibleError, ShapeError
 from thalweg.inference import LinearChain
 from thalweg.kernels import chain as ops
@@ -34,11 +34,6 @@ if RUNS:
 FOUR = ["prepare", "recurse", "posterior", "finish"]
 REST = ["log_recurse", "posterior", "log_posterior", "finish"]
 SIX = ["prepare", "recurse", *REST]
-
-
-@outside
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
 
 
 class Forgetful(dict[Any, Any]):

@@ -19,8 +19,6 @@ from contracts.triton_kernels import (
     for_hopper,
     here_only,
     needs_triton,
-    outside,
-    run_in_the_interpreter,
 )
 
 INF, NAN = math.inf, math.nan
@@ -29,11 +27,6 @@ pytestmark = needs_triton
 if RUNS:
     from thalweg.kernels.gpu import decode_attention, decode_linear
     from thalweg.kernels.gpu import decoding as gpu
-
-
-@outside
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
 
 
 # Every launch compiled for Hopper, without a GPU.

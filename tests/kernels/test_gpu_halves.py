@@ -15,8 +15,6 @@ from contracts.triton_kernels import (
     for_hopper,
     here_only,
     needs_triton,
-    outside,
-    run_in_the_interpreter,
 )
 
 pytestmark = needs_triton
@@ -26,11 +24,6 @@ if RUNS:
     from thalweg.kernels.gpu.halves import Halves, Matrices
 
 BITS = 2.0**-21  # of the product of lengths: three of the four products of halves, added up in float32
-
-
-@outside
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
 
 
 # Every launch compiled for Hopper, without a GPU.

@@ -21,8 +21,6 @@ from contracts.triton_kernels import (
     for_hopper,
     here_only,
     needs_triton,
-    outside,
-    run_in_the_interpreter,
 )
 from oracles import memory as oracle
 
@@ -35,11 +33,6 @@ SIZES = [
     *((1, 1, 1), (2, 1, 3), (1, 2, 1), (2, 63, 15), (4, 64, 16), (17, 65, 17), (5, 127, 4), (3, 129, 33)),
     *((2, 200, 64), (3, 40, 65), (3, 70, 128), (2, 40, 256), (1, 20, 512), (2, 5, 513)),
 ]
-
-
-@outside
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
 
 
 # Every launch compiled for Hopper, without a GPU.

@@ -9,18 +9,13 @@ import torch
 from torch import Tensor
 
 from contracts.gpu_memories import check_settle, close, random_memory
-from contracts.triton_kernels import DEVICE, INTERPRETED, RUNS, here_only, needs_triton, outside, run_in_the_interpreter
+from contracts.triton_kernels import DEVICE, INTERPRETED, RUNS, here_only, needs_triton
 from oracles import memory as oracle
 
 pytestmark = needs_triton
 if RUNS:
     from thalweg.kernels.gpu import memory as gpu
     from thalweg.kernels.gpu import memory_products as products
-
-
-@outside
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
 
 
 # Before the first step.

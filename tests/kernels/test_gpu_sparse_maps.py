@@ -19,8 +19,6 @@ from contracts.triton_kernels import (
     for_hopper,
     here_only,
     needs_triton,
-    outside,
-    run_in_the_interpreter,
 )
 from thalweg.kernels.reference import sparse_maps as reference
 
@@ -29,11 +27,6 @@ INF = math.inf
 pytestmark = needs_triton
 if RUNS:
     from thalweg.kernels.gpu import sparse_maps as gpu
-
-
-@outside
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
 
 
 @pytest.fixture(params=["rows in registers", "rows in pieces"])

@@ -20,7 +20,7 @@ from thalweg.learning.settings import TrainerConfig
 from thalweg.learning.trainer import Trainer
 from thalweg.metrics import Score
 from thalweg.tasks.base import Evaluation, Shown, Task
-from thalweg.tasks.config import as_settings, config_from, to_yaml
+from thalweg.tasks.config import as_settings, config_from
 from thalweg.tasks.diagnosis.measures import Diagnosis, measure_plain
 from thalweg.tasks.diagnosis.subject import Subject, Words, planned_steps
 from thalweg.tasks.runs import RunLog, TrainResult, goes_on
@@ -165,12 +165,9 @@ class Fitting(Task):
             listener=log,
             watch=watch,
         )
-        log.open(to_yaml(config), meta, resume=resume)
-        start = {"event": "start", "device": "cpu", "epochs": config.training.epochs, "train": {"points": len(points)}}
-        start["parameters"] = sum(p.numel() for p in trainer.raw.parameters())
-        log.begin(start, len(points), [f"train   {len(points)} points"])
-        progress = trainer.fit(Points(points, config.training.batch_size), resume=resume)
-        return TrainResult(out, progress.finished, progress.best_epoch, progress.best_metrics, progress.seconds)
+        batches, facts = Points(points, config.training.batch_size), {"train": {"points": len(points)}}
+        lines = [f"train   {len(points)} points"]
+        return log.train(trainer, batches, config, facts, len(points), resume=resume, lines=lines)
 
     def load(self, run, *, device="auto", **options) -> Line:
         path = Path(run)

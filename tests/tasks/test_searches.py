@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 import shutil
 from pathlib import Path
@@ -184,11 +185,19 @@ def test_exact_evaluation_tells_about_the_beam(own_run, toy_files):
     words = [line.split("\t")[0] for line in toy_files[1].read_text().splitlines()]
     exact = [p.answers[0] for p in transducer.predict(words, how=how)]
     beam = [p.answers[0] for p in transducer.predict(words, how=dataclasses.replace(how, search="beam"))]
-    assert report.proved == sum(a.optimal for a in exact) / len(words) == 1.0
-    same = sum(a.text == b.text for a, b in zip(exact, beam, strict=True)) / len(words)
-    assert report.beam_optimal == pytest.approx(same)
-    assert report.beam_optimal + report.beam_beaten == pytest.approx(1)
-    assert report.empty == sum(a.text == "" for a in exact) / len(words)
+    assert report.proved == sum(a.optimal for a in exact) == report.items == len(words)
+    assert report.beam_optimal == sum(a.text == b.text for a, b in zip(exact, beam, strict=True))
+    assert report.beam_optimal + report.beam_beaten == len(words)
+    assert report.empty == sum(a.text == "" for a in exact)
+    saved = json.loads((result.directory / "metrics.json").read_text())["exact"]
+    assert (
+        saved
+        == result.to_json()["exact"]
+        == pytest.approx(
+            {"width": 1, "proved": 1, "empty": report.empty / len(words)}
+            | {name: getattr(report, name) / len(words) for name in ("beam_optimal", "beam_beaten")}
+        )
+    )
     assert evaluate(own_run, str(toy_files[1]), name="beam", device="cpu").exact is None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thalweg.cli.options import DataRoot
+from thalweg.cli.options import DataRoot, Overrides, Subject
 from thalweg.cli.output import note, say, show_table, use_utf8
 from thalweg.errors import ConfigError
 from thalweg.limits import COUNT
@@ -26,14 +26,8 @@ STYLES = {"problem": "red", "warning": "yellow", "note": "", "good": "green"}
 
 
 def diagnose(
-    subject: Annotated[
-        str,
-        typer.Argument(metavar="RUN|CONFIG|RECIPE", help="A run directory, a YAML config, or a recipe's name."),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Settings laid over a config's.", show_default=False),
-    ] = None,
+    subject: Subject,
+    overrides: Overrides = None,
     data: Annotated[
         str | None,
         typer.Option(

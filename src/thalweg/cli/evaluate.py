@@ -32,7 +32,7 @@ def evaluate(
     references: Annotated[
         References,
         typer.Option(help="each: every line counts; any: every source once, any of its targets is right."),
-    ] = References.each,
+    ] = "each",
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the evaluation; the file's by default.")] = None,
     data_root: DataRoot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
@@ -59,7 +59,7 @@ def evaluate(
     from thalweg.tasks.report import write_report
 
     task = task_of_run(run)
-    given = chosen.given | ({} if references is References.each else {"references": references.value})
+    given = chosen.given | ({} if references == "each" else {"references": references})
     task.check_options(given)
     with Display() as display:
         result = task.evaluate(

@@ -6,57 +6,50 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from thalweg import limits
 
-__all__ = ["Chosen", "DataRoot", "Precision", "References", "Run", "Search", "Unknown", "takes_search"]
+__all__ = [
+    "Chosen",
+    "DataRoot",
+    "Overrides",
+    "Precision",
+    "References",
+    "Run",
+    "Search",
+    "Subject",
+    "Unknown",
+    "takes_search",
+]
 
 
-class Search(StrEnum):
-    """How answers are searched."""
+# How answers are searched.
+Search = Literal["beam", "greedy", "diverse", "exact", "nucleus", "typical", "min-p", "sample", "stochastic", "mbr"]
 
-    beam = "beam"
-    greedy = "greedy"
-    diverse = "diverse"
-    exact = "exact"
-    nucleus = "nucleus"
-    typical = "typical"
-    min_p = "min-p"
-    sample = "sample"
-    stochastic = "stochastic"
-    mbr = "mbr"
+# What counts as right where a source has several targets.
+References = Literal["each", "any"]
 
+# What to do with a source symbol that the model has never seen.
+Unknown = Literal["report", "copy"]
 
-class References(StrEnum):
-    """What counts as right where a source has several targets."""
-
-    each = "each"
-    any = "any"
-
-
-class Unknown(StrEnum):
-    """What to do with a source symbol that the model has never seen."""
-
-    report = "report"
-    copy = "copy"
-
-
-class Precision(StrEnum):
-    """Numbers that a model computes with."""
-
-    float32 = "float32"
-    bf16 = "bf16"
-    int8 = "int8"
-
+# Numbers that a model computes with.
+Precision = Literal["float32", "bf16", "int8"]
 
 # The run directory of commands that use a model.
 Run = Annotated[
     Path, typer.Argument(metavar="RUN", help="Run directory that `thalweg train` wrote.", show_default=False)
+]
+
+# What commands that look at a model take, and settings that are laid over it.
+Subject = Annotated[
+    str, typer.Argument(metavar="RUN|CONFIG|RECIPE", help="A run directory, a YAML config, or a recipe's name.")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings laid over a config's.", show_default=False)
 ]
 
 # Where NAME:SPLIT data sets lie.
@@ -103,7 +96,7 @@ class Chosen:
 
 
 def _shared(
-    search: Annotated[Search, typer.Option(help="How answers are searched; see above.")] = Search.beam,
+    search: Annotated[Search, typer.Option(help="How answers are searched; see above.")] = "beam",
     max_length: Annotated[
         int, _option(panel=ANSWERS, help="Symbols at most, end included; 0 suits the training data.")
     ] = 0,
@@ -139,7 +132,7 @@ def _shared(
     vote: Annotated[
         bool, _option("--vote", panel=MODEL, help="The runs vote; without, their probabilities are averaged.")
     ] = False,
-    precision: Annotated[Precision, _option(panel=MODEL, help="Of linear layers, on the CPU.")] = Precision.float32,
+    precision: Annotated[Precision, _option(panel=MODEL, help="Of linear layers, on the CPU.")] = "float32",
     device: Annotated[str, _option(panel=MODEL, help="auto, cpu, cuda or mps.", metavar="NAME")] = "auto",
 ) -> None:
     """Options that evaluating and predicting share; which of them a run has a use for, its task says."""
@@ -161,8 +154,7 @@ def takes_search(command: Callable[..., None]) -> Callable[..., None]:
         device = str(options.pop("device")[0])
         # An option that is not given says nothing, whatever its default is.
         said = {name: value for name, (value, usual) in options.items() if value != usual and value != []}
-        plain = {name: value.value if isinstance(value, StrEnum) else value for name, value in said.items()}
-        command(**given, chosen=Chosen(device, plain))
+        command(**given, chosen=Chosen(device, said))
 
     example = "\b\nExample:"
     wrapped.__doc__ = (inspect.getdoc(command) or "").replace(example, f"{SEARCHES}\n\n{example}")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,14 +15,7 @@ from thalweg.cli.progress import Display
 from thalweg.errors import ConfigError
 from thalweg.limits import ANSWERS, COUNT
 
-__all__ = ["Format", "predict"]
-
-
-class Format(StrEnum):
-    """What is written for an answer."""
-
-    tsv = "tsv"
-    jsonl = "jsonl"
+__all__ = ["predict"]
 
 
 @takes_search
@@ -47,10 +39,10 @@ def predict(
         typer.Option("--features", metavar="TAGS", help="Tags of each --text, or of all: `V;PST`."),
     ] = None,
     k: Annotated[int, typer.Option("--k", min=1, max=ANSWERS, help="Answers per source at most.")] = 1,
-    layout: Annotated[Format, typer.Option("--format", help="Of the output.")] = Format.tsv,
+    layout: Annotated[Literal["tsv", "jsonl"], typer.Option("--format", help="Of the output.")] = "tsv",
     unknown: Annotated[
         Unknown, typer.Option(help="Unseen source symbols: report them, or also copy them through.")
-    ] = Unknown.report,
+    ] = "report",
     attention: Annotated[
         bool, typer.Option("--attention", help="Also give where each answer symbol looked; only in jsonl.")
     ] = False,
@@ -88,16 +80,16 @@ def predict(
     """
     from thalweg.tasks.registry import task_of_run
 
-    if attention and layout is not Format.jsonl:
+    if attention and layout != "jsonl":
         raise ConfigError("--attention needs --format jsonl; TSV has no place for it")
     task = task_of_run(run)
     own = {"text": text, "features": features, "attention": attention, "tree": tree, "batch_size": batch_size}
-    own |= {"unknown": None if unknown is Unknown.report else unknown.value}
+    own |= {"unknown": None if unknown == "report" else unknown}
     given = chosen.given | {name: value for name, value in own.items() if value}
     task.check_options(given)
     use_utf8()
     with Display() as display:
         for record in task.predict(run, files or [], k=k, device=chosen.device, listener=display, **given):
-            lines = [json.dumps(record.to_json(), ensure_ascii=False)] if layout is Format.jsonl else record.tsv()
+            lines = [json.dumps(record.to_json(), ensure_ascii=False)] if layout == "jsonl" else record.tsv()
             sys.stdout.write("".join(f"{line}\n" for line in lines))
             sys.stdout.flush()  # who types, or pipes, waits for it

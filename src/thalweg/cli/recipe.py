@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from thalweg.cli.options import DataRoot
+from thalweg.cli.options import DataRoot, Overrides
 from thalweg.cli.output import note, say, show_table
 from thalweg.cli.progress import Display
 
@@ -65,10 +65,7 @@ def show_command(name: Name) -> None:
 @app.command("run")
 def run_command(
     name: Name,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Settings laid over the recipe's.", show_default=False),
-    ] = None,
+    overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the runs go; runs/NAME if not given.")] = None,
     data_root: DataRoot = None,
     seeds: Annotated[

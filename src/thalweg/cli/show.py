@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thalweg.cli.options import Overrides, Subject
 from thalweg.cli.output import note, say, show_table, use_utf8
 from thalweg.limits import LENGTH, WIDTH
 
@@ -21,14 +22,8 @@ RIGHT = ("parameters", "share", "multiply-adds", "share ", "activations")
 
 
 def show(
-    subject: Annotated[
-        str,
-        typer.Argument(metavar="RUN|CONFIG|RECIPE", help="A run directory, a YAML config, or a recipe's name."),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Settings laid over a config's.", show_default=False),
-    ] = None,
+    subject: Subject,
+    overrides: Overrides = None,
     image: Annotated[
         str, typer.Option(metavar="CxHxW", help="Of a config of images: channels, height and width.")
     ] = "3x48x48",

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich import box
@@ -29,13 +27,6 @@ __all__ = ["SweepDisplay", "sweep"]
 STYLES = {"best": "bold green", "complete": "", "running": "cyan", "pruned": "yellow", "failed": "red"}
 # Rows of the last table.
 LAST = 10
-
-
-class Engine(StrEnum):
-    """Where trials are trained."""
-
-    local = "local"
-    ray = "ray"
 
 
 def sweep(
@@ -60,8 +51,8 @@ def sweep(
         ),
     ] = None,
     engine: Annotated[
-        Engine, typer.Option(help="Processes on this machine, or tasks on a Ray cluster.")
-    ] = Engine.local,
+        Literal["local", "ray"], typer.Option(help="Processes on this machine, or tasks on a Ray cluster.")
+    ] = "local",
     gpus_per_trial: Annotated[
         float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Of a GPU for each run, such as 0.25.")
     ] = 0.0,
@@ -100,7 +91,7 @@ def sweep(
             plan,
             out,
             workers=workers,
-            engine=engine.value,
+            engine=engine,
             gpus_per_trial=gpus_per_trial,
             resume=resume,
             root=data_root,
@@ -158,12 +149,7 @@ def _finish(plan: SweepPlan, result: SweepResult) -> None:
 
 def _score(trial: Trial, plan: SweepPlan) -> str:
     values = ", ".join(f"{key}={_short(value)}" for key, value in trial.values.items())
-    return f"{plan.metric} {_mean(trial)} with {values}"
-
-
-def _mean(trial: Trial) -> str:
-    error = f" ± {trial.error_of_mean:.4f}" if math.isfinite(trial.error_of_mean) else ""
-    return f"{trial.value:.4f}{error}" if math.isfinite(trial.value) else ""
+    return f"{plan.metric} {trial.score} with {values}"
 
 
 def _short(value: Any) -> str:
@@ -172,7 +158,7 @@ def _short(value: Any) -> str:
 
 def _cells(trial: Trial, plan: SweepPlan, progress: dict[int, str] | None) -> dict[str, str]:
     """A row of the tables: number, state, metric, values, seeds done, and what the runs are doing."""
-    row = {"trial": str(trial.number), "state": trial.state, plan.metric: _mean(trial)}
+    row = {"trial": str(trial.number), "state": trial.state, plan.metric: trial.score}
     row |= {key: _short(value) for key, value in trial.values.items()}
     row["seeds"] = f"{len(trial.runs)}/{len(plan.config.seeds)}"
     if progress is not None:
@@ -207,9 +193,7 @@ class SweepDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live:
             self._live.stop()
 

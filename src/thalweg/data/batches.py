@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from thalweg.data.text.alphabet import EOS, PAD
+from thalweg.data.text.alphabet import Alphabet
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.layers.padded import Padded
 
@@ -34,7 +34,7 @@ class Batch:
 
     Attributes:
         source: ``(B, S)``.
-        target: ``(B, T)``; each ends with ``EOS`` before its padding, and none begins with ``BOS``.
+        target: ``(B, T)``; each ends with the end symbol before its padding, and none begins with that of begin.
         rows: for each pair its index in the data set.
 
     >>> batch = next(Batches([Example((4, 5), (4,))], size=8).iterate(0))
@@ -48,23 +48,15 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Number of pairs B.
-
-        >>> next(Batches([Example((4,), (4,))] * 3, size=2, shuffle=False).iterate(0)).size
-        2
-        """
+        """Number of pairs B."""
         return len(self.rows)
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same on another device.
-
-        >>> next(Batches([Example((4,), ())], size=2).iterate(0)).to("cpu").size
-        1
-        """
+        """The same on another device."""
         return Batch(self.source.to(device), self.target.to(device), self.rows)
 
 
-def pad(sequences: Sequence[Sequence[int]], *, pad: int = PAD, end: int | None = None) -> Padded:
+def pad(sequences: Sequence[Sequence[int]], *, pad: int = Alphabet.pad, end: int | None = None) -> Padded:
     """B sequences as one ``(B, T)`` tensor, T the longest length.
 
     Args:
@@ -118,6 +110,7 @@ class Batches:
         seed: from 0; with the number of the epoch it alone decides the order.
         shuffle: ``False`` sorts all rows by length instead, the same in every epoch: for prediction.
         bucket: batches in a pool; 1 is plain shuffling.
+        pad, end: numbers of the alphabets for what fills a row up, and for what ends a target.
 
     >>> batches = Batches([Example((4,) * n, (5,)) for n in (3, 1, 3, 1)], size=2)
     >>> len(batches), sorted(map(sorted, batches.epoch(0)))
@@ -135,6 +128,8 @@ class Batches:
         seed: int = 0,
         shuffle: bool = True,
         bucket: int = 50,
+        pad: int = Alphabet.pad,
+        end: int = Alphabet.eos,
     ) -> None:
         for name, value, least in (("size", size, 1), ("tokens", tokens, 0), ("bucket", bucket, 1), ("seed", seed, 0)):
             if value < least:
@@ -143,14 +138,12 @@ class Batches:
             raise ShapeError("expected at least one example to batch, got none")
         self.examples = examples
         self.size, self.tokens, self.seed, self.shuffle, self.bucket = size, tokens, seed, shuffle, bucket
+        self.pad, self.end = pad, end
         self._source = np.array([len(example.source) for example in examples])
         self._target = np.array([len(example.target) for example in examples])
         if not self._source.all():
             raise ShapeError(f"example {int(self._source.argmin())} has an empty source; expected one symbol or more")
-        self._cuts = self._even_cuts() if not tokens else self._token_cuts()
-
-    def _even_cuts(self) -> list[int]:
-        return [*range(0, len(self.examples), self.size), len(self.examples)]
+        self._cuts = self._token_cuts() if tokens else [*range(0, len(examples), size), len(examples)]
 
     def _token_cuts(self) -> list[int]:
         """Where batches begin and end among the rows sorted by length; O(N log N)."""
@@ -206,5 +199,5 @@ class Batches:
 
     def _build(self, rows: tuple[int, ...]) -> Batch:
         chosen = [self.examples[row] for row in rows]
-        source = pad([example.source for example in chosen])
-        return Batch(source, pad([example.target for example in chosen], end=EOS), rows)
+        source = pad([example.source for example in chosen], pad=self.pad)
+        return Batch(source, pad([example.target for example in chosen], pad=self.pad, end=self.end), rows)

@@ -12,22 +12,11 @@ from pathlib import Path
 from thalweg.data.text.readers import Pair, PairFile, read_pairs
 from thalweg.errors import ConfigError, DataError, MissingDependencyError, nearest
 
-__all__ = ["IMAGE_FILES", "DatasetInfo", "find_data", "list_datasets", "load_dataset"]
+__all__ = ["IMAGE_FILES", "DatasetInfo", "find_data", "list_datasets", "load_dataset", "unit_hash"]
 
 G2P_LANGUAGES = {
     "high": ("eng_us",),
-    "medium": (
-        "arm_e",
-        "bul",
-        "dut",
-        "fre",
-        "geo",
-        "hbs_latn",
-        "hun",
-        "jpn_hira",
-        "kor",
-        "vie_hanoi",
-    ),
+    "medium": ("arm_e", "bul", "dut", "fre", "geo", "hbs_latn", "hun", "jpn_hira", "kor", "vie_hanoi"),
     "low": ("ady", "gre", "ice", "ita", "khm", "lav", "mlt_latn", "rum", "slv", "wel_sw"),
 }
 
@@ -207,8 +196,13 @@ def _cmudict(split: str, stress: bool) -> PairFile:
 
 
 def _split(word: str) -> str:
-    share = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "big") / 2**64
+    share = unit_hash(word)
     return "test" if share < 0.02 else "dev" if share < 0.04 else "train"
+
+
+def unit_hash(text: str) -> float:
+    """A number in [0, 1) by the text's SHA-256: the same on every machine, and as good as random."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
 def _stem(name: str) -> str:

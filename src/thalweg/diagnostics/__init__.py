@@ -43,14 +43,11 @@ from thalweg.diagnostics.normalisation import (
     compare_normalisations,
     layer_norm_jacobian,
     normalisation_statistics,
-    rms_norm_jacobian,
     weight_norm_gradient,
-    weight_norm_jacobian,
     weight_normalised_direction,
     whiten,
 )
 from thalweg.diagnostics.recurrences import (
-    EigenvalueGroup,
     LinearRecurrence,
     VanishingBound,
     linear_recurrence,
@@ -75,7 +72,6 @@ __all__ = [
     "CostTable",
     "DecayMeter",
     "DecayReport",
-    "EigenvalueGroup",
     "GradientFlow",
     "GradientWatch",
     "LayerCost",
@@ -121,7 +117,6 @@ __all__ = [
     "norm_use",
     "normalisation_statistics",
     "penalty_gap",
-    "rms_norm_jacobian",
     "saturation",
     "shrinkage_by_rule",
     "smooth_gradient",
@@ -129,7 +124,6 @@ __all__ = [
     "unrolled",
     "vanishing_bound",
     "weight_norm_gradient",
-    "weight_norm_jacobian",
     "weight_normalised_direction",
     "whiten",
 ]

@@ -99,12 +99,7 @@ class CostTable:
         return max(self.rows, key=lambda row: row.parameters + row.frozen)
 
     def share(self, row: LayerCost) -> float:
-        """A layer's share of all trainable parameters.
-
-        >>> table = cost_table(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), torch.zeros(1, 4))
-        >>> round(table.share(table.largest), 3)
-        0.652
-        """
+        """A layer's share of all trainable parameters."""
         return row.parameters / max(1, self.parameters)
 
     def cells(self) -> list[dict[str, str]]:
@@ -147,11 +142,7 @@ class CostTable:
         return "\n".join(line(row) for row in [{name: name.strip() for name in names}, *cells])
 
     def to_json(self) -> dict[str, Any]:
-        """Rows and totals that ``json`` can write.
-
-        >>> cost_table(nn.Linear(4, 3), torch.zeros(1, 4)).to_json()["parameters"]
-        15
-        """
+        """Rows and totals that ``json`` can write."""
         return {
             "rows": [asdict(row) for row in self.rows],
             "parameters": self.parameters,

@@ -21,9 +21,7 @@ __all__ = [
     "compare_normalisations",
     "layer_norm_jacobian",
     "normalisation_statistics",
-    "rms_norm_jacobian",
     "weight_norm_gradient",
-    "weight_norm_jacobian",
     "weight_normalised_direction",
     "whiten",
 ]
@@ -114,26 +112,11 @@ def weight_normalised_direction(u: Tensor, gamma: Tensor | float = 1.0) -> Tenso
     return torch.as_tensor(gamma, dtype=u.dtype, device=u.device).unsqueeze(-1) * u / length
 
 
-def weight_norm_jacobian(u: Tensor, gamma: Tensor | float = 1.0) -> Tensor:
-    r""":math:`\partial w / \partial u = \frac{\gamma}{\|u\|} (I - uu' / \|u\|^2)`, ``(..., D)`` -> ``(..., D, D)``.
-
-    Symmetric; its null space is u: what is learnt of u never changes its length to first order, and a longer u
-    learns more slowly.
-
-    >>> weight_norm_jacobian(torch.tensor([2.0, 0.0]), 3.0)
-    tensor([[0.0000, 0.0000],
-            [0.0000, 1.5000]])
-    """
-    length = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
-    unit = u / length
-    scale = torch.as_tensor(gamma, dtype=u.dtype, device=u.device).unsqueeze(-1) / length
-    return scale.unsqueeze(-1) * (_eye(u) - unit.unsqueeze(-1) * unit.unsqueeze(-2))
-
-
 def weight_norm_gradient(u: Tensor, gamma: Tensor | float, grad_w: Tensor) -> Tensor:
     r""":math:`\nabla_u L = \frac{\gamma}{\|u\|} (I - uu' / \|u\|^2) \nabla_w L`: orthogonal to u.
 
-    All ``(..., D)``, in O(D) without the matrix.
+    What is learnt of u never changes its length to first order, and a longer u learns more slowly. All ``(..., D)``,
+    in O(D) without the matrix.
 
     >>> weight_norm_gradient(torch.tensor([2.0, 0.0]), 3.0, torch.tensor([5.0, 1.0]))
     tensor([0.0000, 1.5000])
@@ -176,25 +159,8 @@ def layer_norm_jacobian(x: Tensor, *, eps: float = 0.0) -> Tensor:
     sigma = (away.square().mean(-1, keepdim=True) + eps).sqrt()
     y = away / sigma
     n = x.shape[-1]
-    return (_eye(x) - 1 / n - y.unsqueeze(-1) * y.unsqueeze(-2) / n) / sigma.unsqueeze(-1)
-
-
-def rms_norm_jacobian(x: Tensor, *, eps: float = 0.0) -> Tensor:
-    r"""Jacobian :math:`\frac1r (I - \frac1n yy')` of :math:`y = x / r`, :math:`r = \sqrt{\frac1n x'x + \epsilon}`.
-
-    ``(..., n)`` -> ``(..., n, n)``. For :math:`\epsilon = 0` only the direction of x is lost.
-
-    >>> rms_norm_jacobian(torch.tensor([1.0, 1.0]))
-    tensor([[ 0.5000, -0.5000],
-            [-0.5000,  0.5000]])
-    """
-    r = (x.square().mean(-1, keepdim=True) + eps).sqrt()
-    y = x / r
-    return (_eye(x) - y.unsqueeze(-1) * y.unsqueeze(-2) / x.shape[-1]) / r.unsqueeze(-1)
-
-
-def _eye(x: Tensor) -> Tensor:
-    return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    eye = torch.eye(n, dtype=x.dtype, device=x.device)
+    return (eye - 1 / n - y.unsqueeze(-1) * y.unsqueeze(-2) / n) / sigma.unsqueeze(-1)
 
 
 @dataclass(frozen=True)

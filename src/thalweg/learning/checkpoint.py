@@ -66,15 +66,17 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     write_tensors(path, checkpoint.tensors, checkpoint.meta, _FILES)
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path, *, values: bool = True) -> Checkpoint:
     """Read a checkpoint onto the CPU; :class:`CheckpointError` says what is wrong with a bad one.
+
+    Without ``values`` its metadata alone are read: a moment, whatever the size of the model.
 
     >>> load_checkpoint(Path("absent.safetensors"))
     Traceback (most recent call last):
     ...
     thalweg.errors.CheckpointError: absent.safetensors: expected a checkpoint, got no such file; train first or ...
     """
-    return Checkpoint(*read_tensors(path, _FILES))
+    return Checkpoint(*read_tensors(path, _FILES, values=values))
 
 
 def flatten_optimiser(optimiser: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thalweg.errors import ConfigError, DataError, ShapeError
-from thalweg.metrics.strings import Score, metric_direction
+from thalweg.metrics.strings import Score, as_score, check_options, draws
 
 __all__ = [
     "TEMPERATURES",
@@ -36,9 +36,6 @@ Labels = Tensor | NDArray[Any] | Sequence[int]
 
 # Temperatures are sought between these; data that is all right, or no better than chance, has its optimum at an end.
 TEMPERATURES = (1e-2, 1e2)
-
-# Counts drawn at once by the bootstrap: 8 MiB of float64 whatever the number of items.
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -62,11 +59,7 @@ class ClassScore:
     predicted: int
 
     def to_json(self) -> dict[str, Any]:
-        """The attributes as a dictionary that ``json`` can write; ``ClassScore(**d)`` reads it back.
-
-        >>> ClassScore("sea", 0.5, 1.0, 2 / 3, 3, 6).to_json()["recall"]
-        1.0
-        """
+        """The attributes as a dictionary that ``json`` can write; ``ClassScore(**d)`` reads it back."""
         return asdict(self)
 
 
@@ -89,20 +82,12 @@ class Reliability:
 
     @property
     def gaps(self) -> Floats:
-        """``(bins,)`` of |accuracy - confidence|; 0 where a bin is empty.
-
-        >>> reliability(np.log([[0.9, 0.1], [0.6, 0.4]]), [0, 1], bins=2).gaps.round(6).tolist()
-        [0.0, 0.25]
-        """
+        """``(bins,)`` of |accuracy - confidence|; 0 where a bin is empty."""
         return np.nan_to_num(np.abs(self.accuracy - self.confidence))
 
     @property
     def ece(self) -> float:
-        """Expected calibration error: the gaps' mean over items.
-
-        >>> round(reliability(np.log([[0.9, 0.1], [0.6, 0.4]]), [0, 1], bins=2).ece, 6)
-        0.25
-        """
+        """Expected calibration error: the gaps' mean over items."""
         return float((self.gaps * self.counts).sum() / max(1, self.counts.sum()))
 
     @property
@@ -169,31 +154,21 @@ def score_classes(
     accuracy 0.5000; accuracy@2 1.0000; NLL 0.7803; Brier 0.5000
     """
     logs, gold = _checked(log_probs, labels)
-    _check_options(ks, bins, resamples, level)
+    check_options(ks, resamples, level)
     tally = _Tally(logs, gold, ks, bins)
     n = len(gold)
     values = tally.scores(np.ones((1, n)))
     ends = {key: np.repeat(value, 2) for key, value in values.items()}
     if resamples:
         tail = (1 - level) / 2
-        drawn = [tally.scores(times) for times in _draws(n, resamples, seed)]
+        drawn = [tally.scores(times) for times in draws(n, resamples, seed)]
         for key in values:
             of_draws = np.sort(np.concatenate([each[key] for each in drawn]))
             if np.isfinite(of_draws[-1]):
                 ends[key] = np.quantile(of_draws, (tail, 1 - tail))
             else:  # between numbers and infinity nothing can be interpolated
                 ends[key] = of_draws[[int(tail * (resamples - 1)), resamples - 1 - int(tail * (resamples - 1))]]
-    return {
-        key: Score(
-            name=_DISPLAY.get(key, key),
-            value=float(value[0]),
-            low=float(ends[key][0]),
-            high=float(ends[key][1]),
-            n=n,
-            higher_is_better=metric_direction(key),
-        )
-        for key, value in values.items()
-    }
+    return {key: as_score(key, _DISPLAY.get(key, key), value, ends[key], n) for key, value in values.items()}
 
 
 _DISPLAY = {"f1": "macro F1", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
@@ -244,16 +219,6 @@ def _grouped(weights: Floats, groups: Ints, count: int) -> Floats:
     return sums
 
 
-def _draws(n: int, resamples: int, seed: int):
-    """How often each of N items is drawn, ``(some, N)`` at a time."""
-    generator = np.random.default_rng(seed)
-    at_once = max(1, _CHUNK // n)
-    for done in range(0, resamples, at_once):
-        count = min(at_once, resamples - done)
-        rows = generator.integers(0, n, size=(count, n)) + n * np.arange(count)[:, None]
-        yield np.bincount(rows.ravel(), minlength=count * n).reshape(count, n).astype(np.float64)
-
-
 def confusion_matrix(predicted: Labels, labels: Labels, classes: int) -> Ints:
     """``(C, C)``: how many items of class i (row) were taken for class j (column); O(N + C^2).
 
@@ -300,7 +265,6 @@ def reliability(log_probs: Rows, labels: Labels, *, bins: int = 15) -> Reliabili
     ([0, 2], 0.75)
     """
     logs, gold = _checked(log_probs, labels)
-    _check_options((), bins, 0, 0.95)
     confidence = np.exp(logs.max(1))
     bin_of = _bin_of(confidence, bins)
     counts = np.bincount(bin_of, minlength=bins)
@@ -313,6 +277,8 @@ def reliability(log_probs: Rows, labels: Labels, *, bins: int = 15) -> Reliabili
 
 
 def _bin_of(confidence: Floats, bins: int) -> Ints:
+    if bins < 1:
+        raise ConfigError(f"`bins` must be at least 1, got {bins}; 15 is usual")
     # Bins hold their upper edge. The rounding keeps a confidence of 0.6 that was once a logarithm in the bin of 0.6.
     return np.clip(np.ceil(np.round(confidence * bins, 9)).astype(np.int64) - 1, 0, bins - 1)
 
@@ -395,15 +361,3 @@ def _labels(labels: Labels, classes: int, name: str) -> Ints:
         wrong = int(array.min() if array.min() < 0 else array.max())
         raise ShapeError(f"`{name}` must be classes from 0 to {classes - 1}, got {wrong}")
     return array
-
-
-def _check_options(ks: Sequence[int], bins: int, resamples: int, level: float) -> None:
-    for k in ks:
-        if k != int(k) or k < 1:
-            raise ConfigError(f"`ks` must hold whole numbers of at least 1, got {k}; e.g. ks=(2, 3)")
-    if bins < 1:
-        raise ConfigError(f"`bins` must be at least 1, got {bins}; 15 is usual")
-    if resamples < 0:
-        raise ConfigError(f"`resamples` must be 0 or more, got {resamples}; 1000 is usual, 0 gives no intervals")
-    if not 0 < level < 1:
-        raise ConfigError(f"`level` must lie between 0 and 1, got {level}; 0.95 is usual")

@@ -21,8 +21,11 @@ __all__ = [
     "METRICS",
     "Codes",
     "Score",
+    "as_score",
     "check_items",
+    "check_options",
     "closest_reference",
+    "draws",
     "edit_distance",
     "metric_direction",
     "score_strings",
@@ -58,11 +61,7 @@ class Codes(dict[Hashable, int]):
         return self.setdefault(symbol, len(self))
 
     def encode(self, symbols: Sequence[Hashable]) -> tuple[int, ...]:
-        """The numbers of a sequence of symbols; O(length).
-
-        >>> Codes().encode("noon")
-        (0, 1, 1, 0)
-        """
+        """The numbers of a sequence of symbols; O(length)."""
         return tuple([self[symbol] for symbol in symbols])
 
 
@@ -126,11 +125,7 @@ class Score:
         return text if self.low == self.high else f"{text} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
     def to_json(self) -> dict[str, Any]:
-        """The attributes as a dictionary that ``json`` can write; ``Score(**d)`` reads it back.
-
-        >>> Score("WER", 0.5, 0.25, 0.75, 4, False).to_json()["high"]
-        0.75
-        """
+        """The attributes as a dictionary that ``json`` can write; ``Score(**d)`` reads it back."""
         return asdict(self)
 
 
@@ -191,7 +186,9 @@ def score_strings(
     >>> print(scores["accuracy"], scores["cer"], scores["wer@2"], sep="; ")
     accuracy 0.5000; CER 0.1667; WER@2 0.0000
     """
-    _check_options(ks, words, resamples, level)
+    check_options(ks, resamples, level)
+    if words not in ("item", "space"):
+        raise ConfigError(f"`words` must be item or space, got `{words}`; {nearest(words, ['item', 'space'])}")
     check_items(hypotheses, references)
     n = len(hypotheses)
     statistics = np.array(list(_item_rows(hypotheses, references, ks, words)), dtype=np.float64)  # (N, M)
@@ -202,17 +199,13 @@ def score_strings(
         ends = {key: np.quantile(of_draws, (tail, 1 - tail)) for key, of_draws in drawn.items()}
     else:
         ends = {key: np.repeat(value, 2) for key, value in values.items()}
-    return {
-        key: Score(
-            name=key if key == "accuracy" else key.upper(),
-            value=float(value[0]),
-            low=float(ends[key][0]),
-            high=float(ends[key][1]),
-            n=n,
-            higher_is_better=metric_direction(key),
-        )
-        for key, value in values.items()
-    }
+    names = {key: key if key == "accuracy" else key.upper() for key in values}
+    return {key: as_score(key, names[key], value, ends[key], n) for key, value in values.items()}
+
+
+def as_score(key: str, name: str, value: NDArray[Any], ends: NDArray[Any], n: int) -> Score:
+    """A metric of n items by its key: its first value, and the two ends of its interval."""
+    return Score(name, float(value[0]), float(ends[0]), float(ends[1]), n, metric_direction(key))
 
 
 def check_items(hypotheses: Sequence[Sequence[Sequence[str]]], references: Sequence[Sequence[Sequence[str]]]) -> None:
@@ -240,12 +233,11 @@ def check_items(hypotheses: Sequence[Sequence[Sequence[str]]], references: Seque
                 )
 
 
-def _check_options(ks: Sequence[int], words: str, resamples: int, level: float) -> None:
+def check_options(ks: Sequence[int], resamples: int, level: float) -> None:
+    """Raise unless the ranks, the number of draws and the coverage of scores make sense."""
     for k in ks:
         if k != int(k) or k < 1:
             raise ConfigError(f"`ks` must hold whole numbers of at least 1, got {k}; e.g. ks=(1, 5)")
-    if words not in ("item", "space"):
-        raise ConfigError(f"`words` must be item or space, got `{words}`; {nearest(words, ['item', 'space'])}")
     if resamples < 0:
         raise ConfigError(f"`resamples` must be 0 or more, got {resamples}; 1000 is usual, 0 gives no intervals")
     if not 0 < level < 1:
@@ -325,17 +317,17 @@ def _bleu_counter() -> Callable[[tuple[int, ...], Sequence[tuple[int, ...]]], li
 
 def _resampled_totals(statistics: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
     """Sums over draws of N items, ``(N, M)`` to ``(resamples, M)``; exact, since counts are whole."""
-    n = len(statistics)
+    return np.concatenate([times @ statistics for times in draws(len(statistics), resamples, seed)])
+
+
+def draws(n: int, resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:
+    """How often each of N items is drawn in each of so many draws with replacement, ``(some, N)`` at a time."""
     generator = np.random.default_rng(seed)
     at_once = max(1, _CHUNK // n)
-    totals = []
     for done in range(0, resamples, at_once):
-        draws = min(at_once, resamples - done)
-        rows = generator.integers(0, n, size=(draws, n))
-        rows += n * np.arange(draws)[:, None]
-        times = np.bincount(rows.ravel(), minlength=draws * n).reshape(draws, n)
-        totals.append(times.astype(np.float64) @ statistics)
-    return np.concatenate(totals)
+        count = min(at_once, resamples - done)
+        rows = generator.integers(0, n, size=(count, n)) + n * np.arange(count)[:, None]
+        yield np.bincount(rows.ravel(), minlength=count * n).reshape(count, n).astype(np.float64)
 
 
 def _scores(totals: NDArray[np.float64], n: int, ks: Sequence[int]) -> dict[str, NDArray[np.float64]]:

@@ -109,7 +109,7 @@ def _run(path: Path, fresh: bool) -> Resolved:
             )
         where, run, settings = str(path / "config.yaml"), None, read_config(path / "config.yaml")
     else:
-        where, run, settings = str(path), path, load_checkpoint(file).meta.get("config")
+        where, run, settings = str(path), path, load_checkpoint(file, values=False).meta.get("config")
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{file}: expected a model with its settings, got another checkpoint; name another run")
     task = task_of(settings, where)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
-from thalweg.errors import ConfigError, nearest
-from thalweg.limits import COUNT, SEED, check_numbers
+from thalweg.errors import ConfigError
+from thalweg.limits import COUNT, SEED, check_choices, check_numbers
 from thalweg.metrics import metric_direction
 from thalweg.sweeps.space import Parameter, read_space
 
@@ -57,13 +57,7 @@ class SweepConfig:
     retries: int = 1
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for name in ("method", "direction", "prune"):
-            choices = get_args(hints[name])
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"sweep.{name} `{getattr(self, name)}` is not known; {nearest(str(getattr(self, name)), choices)}"
-                )
+        check_choices(self, "sweep")
         for name, least in (("trials", 0), ("min_epochs", 1), ("reduction", 2), ("startup", 1)):
             check_numbers(self, "sweep", least, COUNT, name)
         check_numbers(self, "sweep", 0, SEED, "seed")
@@ -86,20 +80,12 @@ class SweepConfig:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The keys of the space.
-
-        >>> [p.key for p in SweepConfig(space={"hidden": [8, 16], "cell": ["gru"]}).parameters]
-        ['hidden', 'cell']
-        """
+        """The keys of the space."""
         return read_space(self.space)
 
     @property
     def settings(self) -> int:
-        """How many settings are tried in all.
-
-        >>> SweepConfig(space={"hidden": [8, 16], "cell": ["gru", "lstm"]}, method="grid").settings
-        4
-        """
+        """How many settings are tried in all."""
         if self.method != "grid":
             return self.trials or TRIALS
         return math.prod(len(parameter.points()) for parameter in self.parameters)

@@ -57,16 +57,6 @@ class Parameter:
         """
         return all(isinstance(number, int) for number in (self.low, self.high)) and self.step == int(self.step)
 
-    @property
-    def numeric(self) -> bool:
-        """Whether the values are numbers, which can be drawn along an axis.
-
-        >>> Parameter("x", choices=(1, 2.5)).numeric, Parameter("x", choices=("a", 1)).numeric
-        (True, False)
-        """
-        plain = (isinstance(value, (int, float)) and not isinstance(value, bool) for value in self.choices)
-        return not self.choices or all(plain)
-
     def points(self) -> list[Any]:
         """The values that a grid tries.
 

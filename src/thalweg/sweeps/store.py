@@ -64,21 +64,19 @@ class Trial:
 
     @property
     def value(self) -> float:
-        """Mean over the seeds that are done; NaN before the first is.
-
-        >>> math.isnan(Trial(0, {}).value)
-        True
-        """
+        """Mean over the seeds that are done; NaN before the first is."""
         return mean_and_error([run["value"] for run in list(self.runs.values())])[0]
 
     @property
     def error_of_mean(self) -> float:
-        """Standard error of the mean; NaN with fewer than two seeds.
-
-        >>> math.isnan(Trial(0, {}, runs={0: {"value": 1.0}}).error_of_mean)
-        True
-        """
+        """Standard error of the mean; NaN with fewer than two seeds."""
         return mean_and_error([run["value"] for run in list(self.runs.values())])[1]
+
+    @property
+    def score(self) -> str:
+        """The mean for people, with its error where that is known; empty before a seed is done."""
+        error = f" ± {self.error_of_mean:.4f}" if math.isfinite(self.error_of_mean) else ""
+        return f"{self.value:.4f}{error}" if math.isfinite(self.value) else ""
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:

@@ -217,10 +217,12 @@ class Task(ABC):
         """Train; the run directory ``out`` gets the model, the log and what resuming needs.
 
         Args:
-            resume: go on from ``last.safetensors``, where it is there.
-            listener: called with every event.
+            config: of the task's ``kind``.
+            out: the run directory; one that holds a run already is an error unless ``resume``.
+            resume: go on from ``last.safetensors``, where it is there; the result equals an uninterrupted run's.
+            listener: called with every event; ``step`` events are not logged, all others are.
             root: folder of known data sets.
-            watch: looks at some steps; what it finds is logged.
+            watch: looks at some steps; what it finds is logged. The weights are the same with it and without.
         """
 
     @abstractmethod
@@ -240,7 +242,15 @@ class Task(ABC):
         listener: Listener | None = None,
         **options: Any,
     ) -> Evaluation:
-        """Measure a run on data and write ``RUN/evaluation/NAME/``; ``options`` are among those it takes."""
+        """Measure a run on data and write ``RUN/evaluation/NAME/``.
+
+        Args:
+            k: answers to each item at most.
+            name: of the evaluation; that of the data by default.
+            root: folder of known data sets.
+            listener: called with ``{"event": "predicted", "done": n, "of": m}`` and the like.
+            options: among those that the task takes.
+        """
 
     @abstractmethod
     def predict(
@@ -279,7 +289,11 @@ class Task(ABC):
         device: str = "cpu",
         name: str = "config",
     ) -> Subject:
-        """What a diagnosis looks at: a run's best model, or where there is none a config's as it starts."""
+        """What a diagnosis looks at: a run's best model, or where there is none a config's as it starts.
+
+        Args:
+            data: other data than its own; root: folder of known data sets; name: what to call it.
+        """
         raise ConfigError(f"the task {self.name} has nothing for `thalweg diagnose` to look at")
 
     def example(self, config: Any, run: Path | None = None, **sizes: Any) -> Shown:

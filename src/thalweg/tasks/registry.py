@@ -100,7 +100,7 @@ def task_of_run(run: str | Path) -> Task:
     try:
         if (run / "config.yaml").is_file():
             return task_of(read_config(run / "config.yaml"), str(run))
-        return task_of(load_checkpoint(run if run.is_file() else run / MODEL).meta, str(run))
+        return task_of(load_checkpoint(run if run.is_file() else run / MODEL, values=False).meta, str(run))
     except ThalwegError:
         return task_of({})
 

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
+import thalweg
 from thalweg.errors import CheckpointError, ConfigError
-from thalweg.files import append, write_atomically, writing
+from thalweg.files import append, making_sense, write_atomically, writing
 from thalweg.learning.checkpoint import LAST, MODEL, Checkpoint, load_checkpoint
 from thalweg.learning.settings import TrainingConfig
+from thalweg.learning.trainer import Trainer
 from thalweg.limits import without_memory
+from thalweg.tasks.config import config_from, to_yaml
 
-__all__ = ["Listener", "RunLog", "TrainResult", "as_begun", "check_continues", "check_size", "goes_on", "what_is_whole"]
+__all__ = [
+    "Listener",
+    "RunLog",
+    "TrainResult",
+    "as_begun",
+    "check_continues",
+    "check_size",
+    "goes_on",
+    "opened",
+    "what_is_whole",
+]
+
+T = TypeVar("T")
 
 # The rest of `training` (epochs, patience, learning rate ...) may change: it only shapes what is to come.
 FIXED = ("batch_size", "batch_tokens", "optimiser", "decay", "average", "seed", "precision")
@@ -87,12 +104,42 @@ class RunLog:
     def __init__(self, path: Path, listener: Listener | None, unit: str = "items", noun: str = "training"):
         self.path, self.listener, self.unit, self.noun, self.items = path, listener, unit, noun, 0
 
-    def begin(self, event: dict[str, Any], items: int, lines: Sequence[str], **more: Any) -> None:
-        """Log the ``start`` of a training on so many items; the listener also hears the ``lines`` for a person."""
+    def train(
+        self,
+        trainer: Trainer,
+        batches: Any,
+        config: Any,
+        facts: dict[str, Any],
+        items: int,
+        *,
+        resume: bool,
+        **told: Any,
+    ) -> TrainResult:
+        """Tell the start of a training and train to the end.
+
+        Args:
+            config: written to the run directory.
+            facts: of the data, logged with the start; told: what the listener alone hears of it, such as ``lines``.
+            items: to train on.
+        """
+        self.open(to_yaml(config), trainer.meta, resume=resume)
+        start = {
+            "event": "start",
+            "version": thalweg.__version__,
+            "torch": torch.__version__,
+            "device": str(trainer.device),
+            "parameters": sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad),
+            **facts,
+            "epochs": trainer.config.epochs,
+            "resumed": resume,
+        }
         self.items = items
-        append(self.path, json.dumps(event, ensure_ascii=False) + "\n")
+        append(self.path, json.dumps(start, ensure_ascii=False) + "\n")
         if self.listener:
-            self.listener({**event, "items": items, "unit": self.unit, "lines": lines, **more})
+            self.listener({**start, "items": items, "unit": self.unit, **told})
+        progress = trainer.fit(batches, resume=resume)
+        best = (progress.best_epoch, progress.best_metrics)
+        return TrainResult(self.path.parent, progress.finished, *best, progress.seconds)
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Log one event."""
@@ -245,6 +292,27 @@ def what_is_whole(path: Path | None) -> str:
     except (OSError, CheckpointError):
         pass
     return ""
+
+
+@contextmanager
+def opened(run: str | Path, noun: str, kind: type[T]) -> Iterator[tuple[Checkpoint, T]]:
+    """The best model of a run directory, or the file of one, and its config, to make sense of inside.
+
+    What is not as it should be, in the file or in what is made of it, is a :class:`CheckpointError`.
+
+    Args:
+        noun: what such a run is; kind: of its config.
+
+    >>> with opened("absent", "transduction", TrainingConfig):
+    ...     pass
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.CheckpointError: absent/model.safetensors: expected a checkpoint, got no such file; ...
+    """
+    path = Path(run) if Path(run).is_file() else Path(run) / MODEL
+    checkpoint = load_checkpoint(path)
+    with making_sense(path, f"expected a {noun} model, got something else", "train it again"):
+        yield checkpoint, config_from(checkpoint.meta["config"], kind, where=str(path))
 
 
 def check_size(build: Callable[[], nn.Module], weights: Mapping[str, Tensor]) -> None:

@@ -15,7 +15,6 @@ import torch
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.files import write_atomically
 from thalweg.learning.checkpoint import load_checkpoint
-from thalweg.sweeps.book import Book, written
 from thalweg.sweeps.local import LocalEngine
 from thalweg.sweeps.loop import Sweep, run_key
 from thalweg.sweeps.ray import RayEngine
@@ -23,9 +22,10 @@ from thalweg.sweeps.settings import SweepConfig
 from thalweg.sweeps.store import Store, Trial, holding
 from thalweg.sweeps.work import Engine, InlineEngine, StopRun, Tell
 from thalweg.tasks.base import Task
-from thalweg.tasks.config import config_from, read_config
+from thalweg.tasks.config import as_settings, config_from, read_config
 from thalweg.tasks.registry import place_of, register, task_of
 from thalweg.tasks.report.run import read_log
+from thalweg.tasks.sweep_files import Book, written
 from thalweg.tasks.yaml_text import parse_word
 
 __all__ = ["SweepPlan", "SweepResult", "plan_sweep", "run_job", "run_sweep", "saved_sweep"]
@@ -62,12 +62,7 @@ class SweepPlan:
     higher: bool
 
     def settings(self, values: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """Complete settings of a trial and a seed, as ``thalweg train`` takes them.
-
-        >>> plan = plan_sweep({"sweep": {"space": {"hidden": [8, 16]}}})
-        >>> plan.settings({"hidden": 16}, seed=3)["model"]["hidden"]
-        16
-        """
+        """Complete settings of a trial and a seed, as ``thalweg train`` takes them."""
         words = [*(f"{key}={written(value)}" for key, value in values.items()), f"training.seed={seed}"]
         return self.task.settings(self.task.configure(self.task.overrides(self.base, words), where="settings"))
 
@@ -217,7 +212,8 @@ def run_sweep(
     with holding(out / ".lock"):
         _check_begun(plan, out, resume)
         store = Store(out, plan.config, higher=plan.higher)
-        staff = _engine(engine, out, workers, gpus_per_trial, _threads(plan))
+        threads = int(plan.task.settings(plan.task.configure(plan.base))["training"].get("threads", 0)) or 1
+        staff = _engine(engine, out, workers, gpus_per_trial, threads)
         _write_plan(plan, out)
         book = Book(plan, store, out, listener)
         book.pass_on({"event": "sweep", "plan": plan, "trials": list(store.trials), "directory": out})
@@ -237,10 +233,6 @@ def run_sweep(
         book.write()
         write_sweep_report(out, plan, store)
     return SweepResult(out, reason, store.trials, store.best(), plan.metric)
-
-
-def _threads(plan: SweepPlan) -> int:
-    return int(plan.task.settings(plan.task.configure(plan.base))["training"].get("threads", 0)) or 1
 
 
 def _engine(name: str, out: Path, workers: int | None, share: float, cpus: int) -> Engine:
@@ -285,16 +277,8 @@ def _check_begun(plan: SweepPlan, out: Path, resume: bool) -> None:
 def _write_plan(plan: SweepPlan, out: Path) -> None:
     import yaml
 
-    text = yaml.safe_dump(
-        {**plan.base, "sweep": _plain(dataclasses.asdict(plan.config))}, sort_keys=False, allow_unicode=True
-    )
+    text = yaml.safe_dump({**plan.base, "sweep": as_settings(plan.config)}, sort_keys=False, allow_unicode=True)
     write_atomically(out / "sweep.yaml", text.encode())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def run_job(job: dict[str, Any], tell: Tell) -> dict[str, Any]:

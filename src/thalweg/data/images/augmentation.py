@@ -61,11 +61,7 @@ class Augmentation:
 
     @property
     def active(self) -> bool:
-        """Whether it changes anything.
-
-        >>> Augmentation(flip=False, crop=0).active
-        False
-        """
+        """Whether it changes anything."""
         return bool(self.flip or self.crop or self.rotate or self.scale or self.colour or self.cutout)
 
 

@@ -50,19 +50,11 @@ class ImageBatch:
 
     @property
     def size(self) -> int:
-        """Number of images B.
-
-        >>> ImageBatch(torch.zeros(1, 1, 8, 8), torch.tensor([0]), [5]).size
-        1
-        """
+        """Number of images B."""
         return len(self.rows)
 
     def to(self, device: torch.device | str) -> ImageBatch:
-        """The same on another device.
-
-        >>> ImageBatch(torch.zeros(1, 1, 8, 8), torch.tensor([0]), [5]).to("cpu").rows
-        [5]
-        """
+        """The same on another device."""
         if torch.device(device) == self.images.device:
             return self
         images, labels = (value.to(device, non_blocking=True) for value in (self.images, self.labels))

@@ -51,11 +51,7 @@ class Form(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of one image.
-
-        >>> Form(1, 8, 8).bytes
-        64
-        """
+        """Of one image."""
         return self.channels * self.height * self.width
 
 

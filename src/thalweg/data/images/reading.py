@@ -109,11 +109,7 @@ class ImageData:
         return C, H, W
 
     def splits(self) -> tuple[ImageSplit, ...]:
-        """Those that there are, in the order train, val, test.
-
-        >>> [split.name for split in read_images("digits").splits()]
-        ['train', 'val', 'test']
-        """
+        """Those that there are, in the order train, val, test."""
         return tuple(split for split in (self.train, self.val, self.test) if split is not None)
 
 

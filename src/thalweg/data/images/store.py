@@ -64,11 +64,7 @@ class Wish:
 
     @property
     def pair(self) -> tuple[int, int]:
-        """Height and width, both 0 where they are left to the images.
-
-        >>> Wish((4, 6)).pair
-        (4, 6)
-        """
+        """Height and width, both 0 where they are left to the images."""
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
 

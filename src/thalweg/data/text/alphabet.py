@@ -31,7 +31,12 @@ class Alphabet:
     >>> alphabet = Alphabet(["a", "b"])
     >>> alphabet.encode("abc"), alphabet.decode([4, 5, 0, 3, 1]), len(alphabet)
     ([4, 5, 0], ('a', 'b', '\ufffd'), 6)
+    >>> alphabet.unk, alphabet.pad, alphabet.bos, alphabet.eos
+    (0, 1, 2, 3)
     """
+
+    # Who batches, models or searches asks these of the alphabet: another kind of it may number otherwise.
+    unk, pad, bos, eos = UNK, PAD, BOS, EOS
 
     def __init__(self, symbols: Sequence[str]) -> None:
         if isinstance(symbols, str):
@@ -61,12 +66,17 @@ class Alphabet:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The symbols, without the four special ones.
-
-        >>> Alphabet(["a", "b"]).symbols
-        ('a', 'b')
-        """
+        """The symbols, without the four special ones."""
         return self._symbols
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is shown for each number, the special ones included.
+
+        >>> Alphabet(["a", "b"]).names
+        ('\ufffd', '<pad>', '<s>', '</s>', 'a', 'b')
+        """
+        return ("\ufffd", "<pad>", "<s>", "</s>", *self._symbols)
 
     def encode(self, symbols: Iterable[str]) -> list[int]:
         """The number of each symbol, ``UNK`` for an unseen one; adds neither begin nor end.
@@ -115,11 +125,7 @@ class Alphabet:
         return tuple(dict.fromkeys(symbol for symbol in symbols if symbol not in self._ids))
 
     def to_json(self) -> list[str]:
-        """The symbols as a JSON list, without the special ones.
-
-        >>> Alphabet(["a", "b"]).to_json()
-        ['a', 'b']
-        """
+        """The symbols as a JSON list, without the special ones."""
         return list(self._symbols)
 
     @classmethod

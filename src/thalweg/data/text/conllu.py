@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from thalweg.data.text.readers import _check, _decode, _name, _open
+from thalweg.data.text.readers import numbered_lines
 from thalweg.errors import DataError, nearest
 
 __all__ = ["Sentence", "Word", "read_conllu"]
@@ -112,12 +112,9 @@ def read_conllu(path: str | Path, *, text: str | None = None) -> list[Sentence]:
     >>> sentence.column("form"), sentence.column("head")
     (['birds', 'sing'], [2, 0])
     """
-    name = _name(path)
-    if text is not None:
-        return _sentences(name, _decode(io.BytesIO(text.encode("utf-8")), name))
-    _check(path, name)
-    with _open(path, name) as stream:
-        return _sentences(name, _decode(stream, name))
+    name, lines = numbered_lines(path, text)
+    with closing(lines):
+        return _sentences(name, lines)
 
 
 def _sentences(name: str, lines: Iterator[tuple[int, str]]) -> list[Sentence]:

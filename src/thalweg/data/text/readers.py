@@ -7,8 +7,8 @@ import io
 import re
 import sys
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,9 @@ from typing import Any, BinaryIO, cast
 from thalweg.errors import DataError
 from thalweg.limits import LENGTH
 
-__all__ = ["Pair", "PairFile", "read_pairs", "read_sources", "read_tagged_sources", "split_tags"]
+__all__ = ["Pair", "PairFile", "numbered_lines", "read_pairs", "read_sources", "read_tagged_sources", "split_tags"]
+
+Lines = Generator[tuple[int, str], None, None]
 
 GZIP = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
@@ -57,20 +59,12 @@ class PairFile:
 
     @cached_property
     def duplicates(self) -> int:
-        """Pairs that repeat an earlier pair exactly.
-
-        >>> read_pairs("x.tsv", text="a\\tb\\na\\tb\\na\\tb\\n").duplicates
-        2
-        """
+        """Pairs that repeat an earlier pair exactly."""
         return len(self.pairs) - len({(pair.source, pair.features, pair.target) for pair in self.pairs})
 
     @cached_property
     def ambiguous(self) -> int:
-        """Sources (with their tags, if any) that occur with several distinct targets.
-
-        >>> read_pairs("x.tsv", text="a\\tb\\na\\tc\\nd\\te\\n").ambiguous
-        1
-        """
+        """Sources (with their tags, if any) that occur with several distinct targets."""
         return sum(len(targets) > 1 for targets in self.questions().values())
 
     @cached_property
@@ -83,31 +77,12 @@ class PairFile:
         return any(pair.features for pair in self.pairs)
 
     def sources(self) -> tuple[str, ...]:
-        """The first column.
-
-        >>> read_pairs("x.tsv", text="a\\tb\\n").sources()
-        ('a',)
-        """
+        """The first column."""
         return tuple(pair.source for pair in self.pairs)
 
     def targets(self) -> tuple[str, ...]:
-        """The second column.
-
-        >>> read_pairs("x.tsv", text="a\\tb\\n").targets()
-        ('b',)
-        """
+        """The second column."""
         return tuple(pair.target for pair in self.pairs)
-
-    def references(self) -> dict[str, tuple[str, ...]]:
-        """For each distinct source its distinct targets, both in the order of the file.
-
-        >>> read_pairs("x.tsv", text="a\\tb\\na\\tc\\nd\\te\\n").references()
-        {'a': ('b', 'c'), 'd': ('e',)}
-        """
-        grouped: dict[str, dict[str, None]] = {}
-        for pair in self.pairs:
-            grouped.setdefault(pair.source, {})[pair.target] = None
-        return {source: tuple(targets) for source, targets in grouped.items()}
 
     def questions(self) -> dict[tuple[str, tuple[str, ...]], tuple[str, ...]]:
         """For each distinct source with its tags the distinct targets, in the order of the file.
@@ -165,13 +140,9 @@ def read_pairs(path: str | Path, *, text: str | None = None, features: bool | No
     >>> read_pairs("names.tsv", text="cat\\tK AE T\\n").pairs
     (Pair(source='cat', target='K AE T', line=1),)
     """
-    name = _name(path)
-    if text is not None:
-        lines = _decode(io.BytesIO(text.encode("utf-8")), name)
+    name, lines = numbered_lines(path, text)
+    with closing(lines):
         return _pairs(name, lines, features)
-    _check(path, name)
-    with _open(path, name) as stream:
-        return _pairs(name, _decode(stream, name), features)
 
 
 def read_sources(path: str | Path) -> Iterator[tuple[int, str]]:
@@ -190,15 +161,8 @@ def read_sources(path: str | Path) -> Iterator[tuple[int, str]]:
     ...     list(read_sources(file))
     [(1, 'cat'), (2, 'dog')]
     """
-    name = _name(path)
-    _check(path, name)
-
-    def lines() -> Iterator[tuple[int, str]]:
-        with _open(path, name) as stream:
-            for number, line in _decode(stream, name):
-                yield number, line.partition("\t")[0].strip()
-
-    return lines()
+    _, lines = numbered_lines(path)
+    return ((number, line.partition("\t")[0].strip()) for number, line in lines)
 
 
 def read_tagged_sources(path: str | Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
@@ -214,25 +178,47 @@ def read_tagged_sources(path: str | Path) -> Iterator[tuple[int, str, tuple[str,
     ...     list(read_tagged_sources(file))
     [(1, 'run', ('V', 'PST')), (2, 'go', ('V', 'PST'))]
     """
-    name = _name(path)
-    _check(path, name)
+    name, lines = numbered_lines(path)
 
-    def lines() -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    def rows() -> Iterator[tuple[int, str, tuple[str, ...]]]:
+        with closing(lines):
+            for number, line in lines:
+                yield number, *_tagged(line, f"{name}:{number}")
+
+    return rows()
+
+
+def _tagged(line: str, where: str) -> tuple[str, tuple[str, ...]]:
+    fields = [field.strip() for field in line.split("\t")]
+    if fields == [""]:
+        return "", ()
+    tags = split_tags(fields[-1])
+    if len(fields) not in (2, 3) or not tags:
+        raise DataError(
+            f"{where}: expected source, tab, tags (such as `V;PST`), which this run reads, got "
+            f"{_shown(line)!r}; put the tags into the last column"
+        )
+    return fields[0], tags
+
+
+def numbered_lines(path: str | Path, text: str | None = None) -> tuple[str, Lines]:
+    """What to call a file in messages, and its lines with their numbers (from 1), as they arrive.
+
+    That a file is absent is said at once; closing the lines closes it. ``text``, if given, is read instead.
+    """
+    name = "<stdin>" if str(path) == "-" else str(path)
+    if text is not None:
+        return name, _decode(io.BytesIO(text.encode("utf-8")), name)
+    if name != "<stdin>" and not Path(path).exists():
+        raise DataError(f"{name}: expected a text file, got no such file; check the path")
+    if name != "<stdin>" and Path(path).is_dir():
+        raise DataError(f"{name}: expected a text file, got a folder; name a file in it")
+
+    def lines() -> Lines:
         with _open(path, name) as stream:
-            for number, line in _decode(stream, name):
-                fields = [field.strip() for field in line.split("\t")]
-                if fields == [""]:
-                    yield number, "", ()
-                    continue
-                tags = split_tags(fields[-1])
-                if len(fields) not in (2, 3) or not tags:
-                    raise DataError(
-                        f"{name}:{number}: expected source, tab, tags (such as `V;PST`), which this run reads, got "
-                        f"{_shown(line)!r}; put the tags into the last column"
-                    )
-                yield number, fields[0], tags
+            yield from _decode(stream, name)
 
-    return lines()
+    return name, lines()
 
 
 def _pairs(name: str, lines: Iterator[tuple[int, str]], features: bool | None) -> PairFile:
@@ -292,7 +278,7 @@ def _shown(line: str) -> str:
     return line if len(line) <= 60 else line[:57] + "..."
 
 
-def _decode(stream: BinaryIO, name: str) -> Iterator[tuple[int, str]]:
+def _decode(stream: BinaryIO, name: str) -> Lines:
     """Number and decode the lines; only LF and CRLF end a line (``str.splitlines`` knows a dozen others)."""
     number = 0
     try:
@@ -336,19 +322,6 @@ def _text(raw: bytes, where: str) -> str:
 
 def _unreadable(error: OSError) -> str:
     return f"expected a file that can be read, got an error ({error.strerror or error}); check it, or copy it again"
-
-
-def _name(path: str | Path) -> str:
-    return "<stdin>" if str(path) == "-" else str(path)
-
-
-def _check(path: str | Path, name: str) -> None:
-    if name == "<stdin>":
-        return
-    if not Path(path).exists():
-        raise DataError(f"{name}: expected a text file, got no such file; check the path")
-    if Path(path).is_dir():
-        raise DataError(f"{name}: expected a text file, got a folder; name a file in it")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.search.protocol import Autoregressive, Hypotheses, batch_size, check_log_probs
 
-__all__ = ["Ensemble", "Vote", "majority_vote"]
+__all__ = ["Ensemble", "Vote", "count_votes", "majority_vote"]
 
 
 class Ensemble:
@@ -153,7 +153,7 @@ def majority_vote(answers: Sequence[Hypotheses] | Sequence[Sequence[Hashable | N
     sizes = [len(ballot) for ballot in ballots]
     if any(size != sizes[0] for size in sizes):
         raise ShapeError(f"`answers` must be for the same items, got {sizes} of them")
-    return [_count(item) for item in zip(*ballots, strict=True)]
+    return [next(iter(count_votes(item)), Vote(None, 0, 0.0)) for item in zip(*ballots, strict=True)]
 
 
 def _ballots(answers: Hypotheses | Sequence[Hashable | None]) -> list[tuple[Hashable | None, float]]:
@@ -165,10 +165,18 @@ def _ballots(answers: Hypotheses | Sequence[Hashable | None]) -> list[tuple[Hash
     return [(tuple(row[:length]) if length else None, chance) for row, length, chance in rows]
 
 
-def _count(ballots: tuple[tuple[Hashable | None, float], ...]) -> Vote:
-    votes: dict[Hashable, Vote] = {}  # in the order of the models, which max keeps among equals
+def count_votes(ballots: Iterable[tuple[Hashable | None, float]]) -> list[Vote]:
+    """All answers to one item, those with most votes first; ties as in :func:`majority_vote`.
+
+    Args:
+        ballots: of each model its first answer, None where it has none, and the probability it gives it.
+
+    >>> [(vote.answer, vote.votes) for vote in count_votes([("a", 0.9), ("b", 0.2), ("b", 0.1), (None, 0.0)])]
+    [('b', 2), ('a', 1)]
+    """
+    votes: dict[Hashable, Vote] = {}  # in the order of the models, which sorting keeps among equals
     for answer, chance in ballots:
         if answer is not None:
             before = votes.get(answer, Vote(answer, 0, 0.0))
             votes[answer] = Vote(answer, before.votes + 1, before.probability + chance)
-    return max(votes.values(), key=lambda vote: (vote.votes, vote.probability), default=Vote(None, 0, 0.0))
+    return sorted(votes.values(), key=lambda vote: (-vote.votes, -vote.probability))

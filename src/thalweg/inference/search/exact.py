@@ -122,6 +122,28 @@ class OptimalityReport:
         """Items whose optimum is not known."""
         return self.items - self.proved
 
+    @classmethod
+    def compare(cls, best: Hypotheses, beam: Hypotheses, *, width: int, ends: bool = True) -> OptimalityReport:
+        """What exact search says about a beam of ``width``, both of the same items; ``ends``: whether there is an eos.
+
+        >>> none = Hypotheses.none(2, 1, torch.device("cpu"))
+        >>> OptimalityReport.compare(none, none, width=5).unproved
+        2
+        """
+        # Rounding may differ between two runs of the model; that is no better answer.
+        better = best.scores[:, 0] > beam.scores[:, 0] + 1e-5
+        beaten = best.finished[:, 0] & (better | ~beam.finished[:, 0])
+        gaps = best.scores.new_zeros(0) if best.gap is None else best.gap[~best.optimal & best.gap.isfinite()]
+        return cls(
+            items=best.size,
+            width=width,
+            proved=int(best.optimal.sum()),
+            beam_optimal=int((best.optimal & ~beaten).sum()),
+            beam_beaten=int(beaten.sum()),
+            empty=int((best.optimal & (best.lengths[:, 0] == 1)).sum()) if ends else 0,
+            mean_gap=float(gaps.mean()) if gaps.numel() else 0.0,
+        )
+
 
 def optimality_report(
     model: Autoregressive, inputs: Any, *, max_length: int, width: int = 5, max_expansions: int | None = 10_000
@@ -142,21 +164,7 @@ def optimality_report(
         check_at_least_one("max_expansions", max_expansions)
     with torch.no_grad():
         best = _improve(_Exact(model, max_length, max_expansions, None), inputs, beam)
-    # Rounding may differ between the two runs of the model; that is no better answer.
-    better = best.scores[:, 0] > beam.scores[:, 0] + 1e-5
-    found, was = best.finished[:, 0], beam.finished[:, 0]
-    beaten = found & (better | ~was)
-    assert best.gap is not None
-    gaps = best.gap[~best.optimal & best.gap.isfinite()]
-    return OptimalityReport(
-        items=best.size,
-        width=width,
-        proved=int(best.optimal.sum()),
-        beam_optimal=int((best.optimal & ~beaten).sum()),
-        beam_beaten=int(beaten.sum()),
-        empty=int((best.optimal & (best.lengths[:, 0] == 1)).sum()) if model.eos is not None else 0,
-        mean_gap=float(gaps.mean()) if gaps.numel() else 0.0,
-    )
+    return OptimalityReport.compare(best, beam, width=width, ends=model.eos is not None)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +72,15 @@ class Order:
         """Where the figures go, in the folder of the experiment."""
         return Path(f"results-{self.name}.json")
 
-    def command(self, out: Path, seeds: int | None) -> str:
-        """The line that performs it again."""
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The settings as JSON has them: lists for tuples, strings for keys."""
+        return json.loads(json.dumps(dataclasses.asdict(self.settings)))
+
+    def command(self, out: Path, seeds: int | None) -> list[str]:
+        """The words that perform it again."""
         chosen = ["--seeds", str(seeds)] if seeds else []
-        return shlex.join(["thalweg", "recipe", "run", self.name, "--out", out.as_posix(), *chosen, *self.words])
+        return ["thalweg", "recipe", "run", self.name, "--out", out.as_posix(), *chosen, *self.words]
 
 
 def build_settings(experiment: str, raw: Mapping[str, Any], overrides: Sequence[str], *, where: str) -> Any:
@@ -119,11 +123,18 @@ def perform(
             found = EXPERIMENTS[order.experiment].run(order.settings, order.seeds, say)
         for picture in found.pictures:
             write_atomically(_place(out, order, picture.name), picture.png)
-        page = experiment_page(
-            order.title, order.note, _facts(order), found.tables, found.pictures, order.command(out, seeds)
-        )
+        facts = {"seeds": list(order.seeds)} | {key.replace("_", " "): value for key, value in order.plain.items()}
+        page = experiment_page(order.title, order.note, facts, found.tables, found.pictures, order.command(out, seeds))
         write_atomically(out / f"{order.name}.html", page.encode())
-        record = _as_record(order, found)
+        record = {
+            "recipe": order.name,
+            "experiment": order.experiment,
+            "settings": order.plain,
+            "seeds": list(order.seeds),
+            "tables": [dataclasses.asdict(table) for table in found.tables],
+            "pictures": [{"name": picture.name, "caption": picture.caption} for picture in found.pictures],
+            "figures": found.figures,
+        }
         write_atomically(results, (json.dumps(record, indent=2) + "\n").encode())
     tables = [Table(**table) for table in record["tables"]]
     return out / f"{order.name}.html", tables, [_place(out, order, picture["name"]) for picture in record["pictures"]]
@@ -131,34 +142,6 @@ def perform(
 
 def _place(out: Path, order: Order, picture: str) -> Path:
     return out / f"{order.name}-{picture}.png"
-
-
-def _plain(value: Any) -> Any:
-    """As JSON has it: lists for tuples, strings for keys."""
-    return json.loads(json.dumps(value))
-
-
-def _facts(order: Order) -> dict[str, Any]:
-    return {
-        "seeds": list(order.seeds),
-        **{key.replace("_", " "): value for key, value in _plain(_settings(order)).items()},
-    }
-
-
-def _settings(order: Order) -> dict[str, Any]:
-    return dataclasses.asdict(order.settings)
-
-
-def _as_record(order: Order, found: Findings) -> dict[str, Any]:
-    return {
-        "recipe": order.name,
-        "experiment": order.experiment,
-        "settings": _plain(_settings(order)),
-        "seeds": list(order.seeds),
-        "tables": [dataclasses.asdict(table) for table in found.tables],
-        "pictures": [{"name": picture.name, "caption": picture.caption} for picture in found.pictures],
-        "figures": found.figures,
-    }
 
 
 def _record(results: Path, order: Order) -> dict[str, Any] | None:
@@ -172,7 +155,7 @@ def _record(results: Path, order: Order) -> dict[str, Any] | None:
         files += [_place(results.parent, order, picture["name"]) for picture in record["pictures"]]
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{results} is damaged; use --fresh to run it again or choose another --out") from None
-    for key, value in {**_plain(_settings(order)), "seeds": list(order.seeds)}.items():
+    for key, value in {**order.plain, "seeds": list(order.seeds)}.items():
         if before.get(key) != value:
             raise ConfigError(
                 f"{results.parent} was run with {key}={before.get(key)}, got {value}; use --fresh to run it again or "

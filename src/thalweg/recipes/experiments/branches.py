@@ -10,7 +10,7 @@ from thalweg.inference.langevin import langevin
 from thalweg.learning.losses import nll, square_square
 from thalweg.learning.losses.contrasts import from_sampler
 from thalweg.recipes.experiments.findings import Picture
-from thalweg.recipes.experiments.plots import canvas, to_png
+from thalweg.recipes.experiments.plots import panels, shade, to_png
 
 __all__ = ["BRANCHES", "draw_branches", "fork_pairs", "measure_branches", "train_branches"]
 
@@ -103,26 +103,24 @@ def measure_branches(energy: BranchEnergy) -> dict[str, float]:
 
 def draw_branches(energies: dict[str, BranchEnergy], seed: int) -> Picture:
     """The free energy over x and y, the data, and the answers that inference gives."""
-    figure, axes = canvas(1, len(energies), (2.3 * len(energies) + 0.7, 2.5), sharey=True)
+    figure, axes, each = panels(list(energies), len(energies), (2.3, 2.5), 0.7, sharey=True)
     pairs = fork_pairs(150, seed)
     x, y = torch.linspace(-1, 1, 121).unsqueeze(1), torch.linspace(-EDGE, EDGE, 121).unsqueeze(1)
     asked = torch.linspace(-0.95, 0.95, 20).unsqueeze(1)
     image = None
-    for ax, (name, energy) in zip(axes[0], energies.items(), strict=True):
+    for ax, energy in zip(each, energies.values(), strict=True):
         with torch.no_grad():
             surface = energy.on_grid(x, y)
-        surface = (surface - surface.min(dim=1, keepdim=True).values).clamp(max=6).T
-        shown = {"cmap": "viridis", "vmin": 0, "vmax": 6, "origin": "lower", "aspect": "auto"}
-        image = ax.imshow(surface.numpy(), extent=(-1, 1, -EDGE, EDGE), **shown)
-        ax.plot(*(each[:, 0].numpy() for each in pairs), ".", markersize=2, color="white", alpha=0.7)
+        surface = (surface - surface.min(dim=1, keepdim=True).values).T.numpy()
+        image = shade(ax, surface, (-1, 1, -EDGE, EDGE), 6)
+        ax.set_aspect("auto")
+        ax.plot(*(part[:, 0].numpy() for part in pairs), ".", markersize=2, color="white", alpha=0.7)
         found = energy.infer(asked, apart=0.15)
         for place in range(found.energies.size(1)):
             there = torch.isfinite(found.energies[:, place])
             at, answer = asked[there, 0].numpy(), found.answers[there, place, 0].numpy()
             ax.plot(at, answer, "o", markersize=3.5, color="#ff8c3b", markeredgewidth=0)
-        ax.set_title(name, fontsize=9)
         ax.set_xlabel("x", fontsize=8)
-        ax.tick_params(length=2, labelsize=7)
     axes[0, 0].set_ylabel("y", fontsize=8)
     if image is not None:
         figure.colorbar(image, ax=axes, label="F(x, y) above its least", shrink=0.8)

@@ -21,7 +21,6 @@ def draw_growth(settings: CapacitySettings, figures: dict[str, Any]) -> Picture:
     """Patterns held against dimension, modern and classical, on a logarithmic scale."""
     figure, axes = canvas(1, 1, (6.4, 3.8))
     ax = axes[0, 0]
-    top = max(settings.dimensions)
     for name, found in figures["modern"].items():
         colour, growth = colour_of(name, settings.separations), figures["growth"][name]
         for size, counts in found.items():
@@ -30,23 +29,13 @@ def draw_growth(settings: CapacitySettings, figures: dict[str, Any]) -> Picture:
         if growth:
             label = f"{name}: x {2 ** growth['bits_per_dimension']:.2f} a dimension"
             ends = [min(found), max(found)]
-            ax.plot(
-                ends,
-                [2 ** (growth["start"] + growth["bits_per_dimension"] * x) for x in ends],
-                color=colour,
-                label=label,
-            )
+            heights = [2 ** (growth["start"] + growth["bits_per_dimension"] * x) for x in ends]
+            ax.plot(ends, heights, color=colour, label=label)
     load = figures["limit"] or statistics.fmean(figures["classical"][max(figures["classical"])]["load"])
-    ax.plot(
-        [min(settings.dimensions), top],
-        [load * min(settings.dimensions), load * top],
-        color=MUTED,
-        linestyle=(0, (4, 3)),
-        label=f"classical: {load:.3f} D",
-    )
-    ax.set_yscale("log")
-    ax.set_xlabel("dimension D")
-    ax.set_ylabel("patterns held")
+    ends = [min(settings.dimensions), max(settings.dimensions)]
+    heights = [load * x for x in ends]
+    ax.plot(ends, heights, color=MUTED, linestyle=(0, (4, 3)), label=f"classical: {load:.3f} D")
+    ax.set(yscale="log", xlabel="dimension D", ylabel="patterns held")
     tidy(ax)
     ax.legend(fontsize=8, loc="upper left")
     caption = (
@@ -61,21 +50,13 @@ def draw_breakdown(settings: CapacitySettings, figures: dict[str, Any]) -> Pictu
     ax = axes[0, 0]
     for place, (size, found) in enumerate(figures["classical"].items()):
         means = [statistics.fmean(each) for each in zip(*found["rates"], strict=True)]
-        ax.plot(
-            settings.loads,
-            means,
-            marker="o",
-            markersize=4,
-            color=COLOURS[place % len(COLOURS)],
-            label=f"{size:,} neurons",
-        )
+        colour = COLOURS[place % len(COLOURS)]
+        ax.plot(settings.loads, means, marker="o", markersize=4, color=colour, label=f"{size:,} neurons")
     ax.axvline(THEORY, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
     ax.annotate(
         "0.138", (THEORY, 1.02), xytext=(4, 0), textcoords="offset points", color=MUTED, va="bottom", fontsize=8
     )
-    ax.set_ylim(-0.02, 1.02)
-    ax.set_xlabel("patterns a neuron")
-    ax.set_ylabel("patterns kept")
+    ax.set(ylim=(-0.02, 1.02), xlabel="patterns a neuron", ylabel="patterns kept")
     tidy(ax)
     ax.legend(fontsize=8, loc="lower left")
     caption = "Classical network: the share of stored patterns that are kept, against the load, and the theory's 0.138."

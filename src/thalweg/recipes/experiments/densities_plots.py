@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg.energies.densities import grid_points
 from thalweg.recipes.experiments.findings import Picture
-from thalweg.recipes.experiments.plots import COLOURS, canvas, to_png
+from thalweg.recipes.experiments.plots import COLOURS, canvas, shade, to_png
 
 __all__ = ["draw_energies", "draw_samples"]
 
@@ -23,11 +23,7 @@ def _panels(rows: list[str], columns: list[str]) -> tuple[Any, Any]:
     size = (1.75 * len(columns) + 0.9, 1.75 * len(rows) + 0.3)
     figure, axes = canvas(len(rows), len(columns), size, sharex=True, sharey=True)
     for ax in axes.flat:
-        ax.set_xlim(-SIDE, SIDE)
-        ax.set_ylim(-SIDE, SIDE)
-        ax.set_aspect("equal")
-        ax.set_xticks([])
-        ax.set_yticks([])
+        ax.set(xlim=(-SIDE, SIDE), ylim=(-SIDE, SIDE), aspect="equal", xticks=[], yticks=[])
     for ax, name in zip(axes[0], columns, strict=True):
         ax.set_title(name, fontsize=9, loc="center")
     for ax, name in zip(axes[:, 0], rows, strict=True):
@@ -50,9 +46,7 @@ def draw_energies(data: dict[str, Tensor], energies: dict[str, dict[str, Callabl
         for ax, energy in zip(row[1:], learned.values(), strict=True):
             with torch.no_grad():
                 values = energy(points).view(size, size).T
-            values = (values - values.min()).clamp(max=DEPTH).numpy()
-            shown = {"cmap": "viridis", "vmin": 0.0, "vmax": DEPTH, "origin": "lower"}
-            image = ax.imshow(values, extent=(-SIDE, SIDE, -SIDE, SIDE), **shown)
+            image = shade(ax, (values - values.min()).numpy(), (-SIDE, SIDE, -SIDE, SIDE), DEPTH)
     if image is not None:
         figure.colorbar(image, ax=axes, label=f"energy above its least, {DEPTH:g} and more alike", shrink=0.5)
     caption = "Points and the energies learned from them: dark valleys should lie where the points are, and only there."

@@ -41,8 +41,7 @@ def draw_rates(found: dict[str, Any], settings: DigitsSettings) -> Picture:
         ax.set_xlabel(label)
         ax.set_ylim(-0.02, 1.02)
         tidy(ax)
-    axes[0, 0].set_ylabel("retrieved exactly")
-    axes[0, 0].set_title("Gaussian noise")
+    axes[0, 0].set(ylabel="retrieved exactly", title="Gaussian noise")
     axes[0, 1].set_title("Occlusion")
     axes[0, 1].legend(fontsize=8, loc="lower left")
     return Picture(

@@ -13,7 +13,7 @@ from thalweg.energies.hopfield.memory import HopfieldMemory
 from thalweg.errors import ConfigError
 from thalweg.layers.hopfield.separation_maps import separation as named_separation
 from thalweg.recipes.experiments.findings import Findings, Picture, Say, Table, check_positive
-from thalweg.recipes.experiments.plots import canvas, to_png
+from thalweg.recipes.experiments.plots import panels, to_png
 
 __all__ = ["LandscapeSettings", "descent_paths", "run_landscape"]
 
@@ -122,13 +122,10 @@ def _row(name: str, beta: float, points: FixedPoints, steps: Tensor) -> dict[str
     }
 
 
-def _draw(settings: LandscapeSettings, panels: list[tuple[HopfieldMemory, FixedPoints]]) -> Picture:
-    columns = min(3, len(panels))
-    count = -(-len(panels) // columns)
-    figure, axes = canvas(count, columns, (3.3 * columns, 3.45 * count), sharex=True, sharey=True)
-    for ax in axes.flat[len(panels) :]:
-        ax.set_visible(False)
-    for ax, (memory, points) in zip(axes.flat, panels, strict=False):
+def _draw(settings: LandscapeSettings, memories: list[tuple[HopfieldMemory, FixedPoints]]) -> Picture:
+    names = [f"{memory.separation}, beta {memory.beta_value:g}" for memory, _ in memories]
+    figure, _, each = panels(names, 3, (3.3, 3.45), sharex=True, sharey=True)
+    for ax, (memory, points) in zip(each, memories, strict=True):
         _panel(ax, settings, memory, points)
     _legend(figure)
     caption = (
@@ -152,29 +149,17 @@ def _panel(ax: Any, settings: LandscapeSettings, memory: HopfieldMemory, points:
     ax.plot(memory.patterns[:, 0], memory.patterns[:, 1], "s", color="white", markeredgecolor="#14262b", markersize=6)
     for state, kind in zip(points.state.tolist(), points.kinds, strict=True):
         ax.plot(*state, "o", color=_MARKS[kind], markeredgecolor="#14262b", markersize=8, markeredgewidth=0.8)
-    ax.set_title(f"{memory.separation}, beta {memory.beta_value:g}")
-    ax.set_aspect("equal")
-    ax.set_xlim(-settings.reach, settings.reach)
-    ax.set_ylim(-settings.reach, settings.reach)
-    ax.tick_params(length=2, labelsize=7)
+    reach = (-settings.reach, settings.reach)
+    ax.set(aspect="equal", xlim=reach, ylim=reach)
 
 
 def _legend(figure: Any) -> None:
     from matplotlib.lines import Line2D
 
-    marks = [Line2D([], [], linestyle="none", marker="s", color="white", markeredgecolor="#14262b", label="pattern")]
+    def mark(label: str, **look: Any) -> Line2D:
+        return Line2D([], [], linestyle="none", markeredgecolor="#14262b", label=label, **look)
+
     names = {"single": "single pattern", "metastable": "metastable mixture", "global": "global average"}
-    for kind, label in names.items():
-        marks.append(
-            Line2D(
-                [],
-                [],
-                linestyle="none",
-                marker="o",
-                markersize=8,
-                color=_MARKS[kind],
-                markeredgecolor="#14262b",
-                label=label,
-            )
-        )
+    marks = [mark("pattern", marker="s", color="white")]
+    marks += [mark(label, marker="o", markersize=8, color=_MARKS[kind]) for kind, label in names.items()]
     figure.legend(handles=marks, loc="outside lower center", ncols=4, fontsize=8.5)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thalweg.learning.losses import gibbs
 from thalweg.recipes.experiments.findings import Picture
-from thalweg.recipes.experiments.plots import COLOURS, MUTED, canvas, tidy, to_png
+from thalweg.recipes.experiments.plots import COLOURS, MUTED, canvas, panels, shade, tidy, to_png
 
 if TYPE_CHECKING:
     from thalweg.recipes.experiments.losses import TwoTowers
@@ -27,23 +27,14 @@ def _surface(towers: TwoTowers, size: int = 121) -> Any:
     return (energies - energies.min(dim=1, keepdim=True).values).T.numpy()
 
 
-def draw_surfaces(panels: dict[str, TwoTowers], pairs: tuple[Tensor, Tensor]) -> Picture:
+def draw_surfaces(surfaces: dict[str, TwoTowers], pairs: tuple[Tensor, Tensor]) -> Picture:
     """E(x, y) before training and after it with each loss, one scale for all."""
-    columns = 4 if len(panels) > 4 else len(panels)
-    rows = -(-len(panels) // columns)
-    figure, axes = canvas(rows, columns, (2.25 * columns + 0.7, 2.0 * rows), sharex=True, sharey=True)
+    figure, axes, each = panels(list(surfaces), 4, (2.25, 2.0), 0.7, sharex=True, sharey=True)
     image = None
-    for place, ax in enumerate(axes.flat):
-        if place >= len(panels):
-            ax.set_visible(False)
-            continue
-        name, towers = list(panels.items())[place]
-        shown = {"cmap": "viridis", "vmin": 0.0, "vmax": TOP, "origin": "lower", "aspect": "auto"}
-        image = ax.imshow(_surface(towers).clip(max=TOP), extent=(-1, 1, -1.5, 1.5), **shown)
-        x, y = (each[:120, 0].numpy() for each in pairs)
-        ax.plot(x, y, ".", markersize=2, color="white", alpha=0.7)
-        ax.set_title(name, fontsize=9)
-        ax.tick_params(length=2, labelsize=7)
+    for ax, towers in zip(each, surfaces.values(), strict=True):
+        image = shade(ax, _surface(towers), (-1, 1, -1.5, 1.5), TOP)
+        ax.set_aspect("auto")
+        ax.plot(*(part[:120, 0].numpy() for part in pairs), ".", markersize=2, color="white", alpha=0.7)
     for ax in axes[-1]:
         ax.set_xlabel("x", fontsize=8)
     for ax in axes[:, 0]:
@@ -59,22 +50,14 @@ def draw_surfaces(panels: dict[str, TwoTowers], pairs: tuple[Tensor, Tensor]) ->
 
 def draw_answers(runs: dict[str, dict[str, Any]]) -> Picture:
     """The energies of the ten answers to one test digit, before and after."""
-    columns = 4 if len(runs) > 4 else len(runs)
-    rows = -(-len(runs) // columns)
-    figure, axes = canvas(rows, columns, (2.25 * columns, 1.65 * rows), sharex=True)
-    for place, ax in enumerate(axes.flat):
-        if place >= len(runs):
-            ax.set_visible(False)
-            continue
-        name, run = list(runs.items())[place]
-        digits = range(10)
+    figure, axes, each = panels(list(runs), 4, (2.25, 1.65), sharex=True)
+    digits = range(10)
+    for ax, run in zip(each, runs.values(), strict=True):
         colours = [COLOURS[1] if digit == run["gold"] else COLOURS[0] for digit in digits]
         ax.bar(digits, run["after"], width=0.7, color=colours)
         ax.plot(digits, run["before"], "_", color=MUTED, markersize=7, markeredgewidth=1.5)
         tidy(ax)
-        ax.set_title(name, fontsize=9)
         ax.set_xticks(list(digits))
-        ax.tick_params(labelsize=7)
         ax.set_ylim(bottom=0)
     for ax in axes[:, 0]:
         ax.set_ylabel("energy", fontsize=8)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
-from string import Template
 from typing import Any
 
 from thalweg.recipes.experiments.findings import Picture, Table
+from thalweg.tasks.report.page import command_lines, fact_list, page_of
 from thalweg.tasks.report.text import describe, escape
 
 __all__ = ["experiment_page"]
-
-# Pages of runs hold no images, and their policy forbids them; these hold PNGs inside the page.
-_POLICY = ("default-src 'none';", "default-src 'none'; img-src data:;")
 
 
 def experiment_page(
@@ -23,25 +19,19 @@ def experiment_page(
     facts: Mapping[str, Any],
     tables: Sequence[Table],
     pictures: Sequence[Picture],
-    command: str,
+    command: Sequence[str],
 ) -> str:
     """The page; it loads nothing from elsewhere and runs no script.
 
-    >>> page = experiment_page("Digits", "", {"seeds": [0]}, [Table("Rates", [{"noise": "1"}])], [], "thalweg")
+    >>> page = experiment_page("Digits", "", {"seeds": [0]}, [Table("Rates", [{"noise": "1"}])], [], ["thalweg"])
     >>> "<h2>Rates</h2>" in page, "http:" in page
     (True, False)
     """
-    template = files("thalweg.tasks.report").joinpath("page.html").read_text(encoding="utf-8").replace(*_POLICY)
-    listed = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(describe(value))}</dd></div>" for name, value in facts.items()
-    )
     header = f'<header><p class="brand">Thalweg · experiment</p><h1>{escape(title)}</h1><p>{escape(note)}</p></header>'
     body = "".join([*map(_table, tables), *map(_picture, pictures)])
-    again = (
-        f'<section><h2>Settings</h2><dl class="facts card">{listed}</dl>'
-        f'<div class="card commands"><p>Run it again</p><pre>{escape(command)}</pre></div></section>'
-    )
-    return Template(template).substitute(title=escape(title), body=f"{header}<main>{body}{again}</main>")
+    listed = fact_list(((name, describe(value)) for name, value in facts.items()), "facts card")
+    again = f"<section><h2>Settings</h2>{listed}{command_lines([('Run it again', command)])}</section>"
+    return page_of(title, f"{header}<main>{body}{again}</main>", images=True)
 
 
 def _table(table: Table) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "MUTED", "canvas", "colour_of", "house_style", "show_image", "tidy", "to_png"]
+__all__ = ["COLOURS", "MUTED", "canvas", "colour_of", "house_style", "panels", "shade", "show_image", "tidy", "to_png"]
 
 # Colours that stay apart for the colour-blind, in the order in which they are given out.
 COLOURS = ("#0b6e82", "#c2611f", "#2c7a4b", "#8a4f9e", "#b23b2a", "#8a7a1f", "#5f7076")
@@ -61,6 +61,28 @@ def canvas(rows: int, columns: int, size: tuple[float, float], **options: Any) -
 
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def panels(names: Sequence[str], columns: int, cell: tuple[float, float], more: float = 0.0, **options: Any) -> Any:
+    """A figure, its axes, and one of them for each name, which is its title; those left over are hidden.
+
+    Args:
+        columns: at most; cell: size of one in inches; more: width beside them.
+    """
+    columns = min(columns, len(names))
+    rows = -(-len(names) // columns)
+    figure, axes = canvas(rows, columns, (cell[0] * columns + more, cell[1] * rows), **options)
+    for ax in axes.flat[len(names) :]:
+        ax.set_visible(False)
+    for ax, name in zip(axes.flat, names, strict=False):
+        ax.set_title(name, fontsize=9)
+        ax.tick_params(length=2, labelsize=7)
+    return figure, axes, list(axes.flat[: len(names)])
+
+
+def shade(ax: Any, values: Any, extent: tuple[float, float, float, float], most: float) -> Any:
+    """Values over a rectangle from dark (0) to light (``most`` and above); what a colour bar takes."""
+    return ax.imshow(values.clip(max=most), extent=extent, vmin=0.0, vmax=most, cmap="viridis", origin="lower")
 
 
 def to_png(figure: Figure, colours: int | None = None) -> bytes:

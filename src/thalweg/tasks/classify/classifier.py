@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,13 +14,10 @@ from torch import Tensor
 from thalweg.data.images.batches import ImageBatches
 from thalweg.data.images.reading import ImageSplit
 from thalweg.energies.convnet.model import ConvNet
-from thalweg.files import making_sense
-from thalweg.learning.checkpoint import load_checkpoint
 from thalweg.learning.trainer import resolve_device
 from thalweg.limits import check_fits
 from thalweg.tasks.classify.config import ClassifyConfig
-from thalweg.tasks.config import config_from
-from thalweg.tasks.runs import check_size
+from thalweg.tasks.runs import check_size, opened
 
 __all__ = ["ClassAnswer", "ClassPrediction", "Classifier", "build_classifier", "load_classifier"]
 
@@ -41,11 +38,7 @@ class ClassAnswer:
 
     @property
     def probability(self) -> float:
-        """exp of the log-probability.
-
-        >>> ClassAnswer("sea", 0.0).probability
-        1.0
-        """
+        """exp of the log-probability."""
         return float(torch.tensor(self.log_prob, dtype=torch.float64).exp())
 
     def to_json(self) -> dict[str, Any]:
@@ -69,11 +62,7 @@ class ClassPrediction:
     answers: tuple[ClassAnswer, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """What ``json`` can write.
-
-        >>> ClassPrediction("a.png", ()).to_json()
-        {'source': 'a.png', 'answers': []}
-        """
+        """What ``json`` can write."""
         return {"source": self.source, "answers": [answer.to_json() for answer in self.answers]}
 
     def tsv(self) -> Iterator[str]:
@@ -161,17 +150,11 @@ class Classifier:
     def predict(
         self, images: Tensor | ImageSplit, *, k: int = 1, temperature: float = 1.0
     ) -> Iterator[ClassPrediction]:
-        """The k most probable classes of each image.
-
-        >>> from thalweg.energies.convnet.model import ConvNetConfig
-        >>> net = ConvNet(ConvNetConfig(channels=(4,), hidden=()), classes=2, channels=1, size=(8, 8))
-        >>> classifier = Classifier(net, ("dark", "light"), [0.5], [0.25])
-        >>> len(next(classifier.predict(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), k=2)).answers)
-        2
-        """
+        """The k most probable classes of each image."""
         split = images if isinstance(images, ImageSplit) else _nameless(images)
         for start in range(0, len(split), 4 * AT_ONCE):
-            part = _part(split, start, start + 4 * AT_ONCE)
+            end = start + 4 * AT_ONCE
+            part = ImageSplit(split.name, split.images[start:end], split.labels[start:end], split.files[start:end])
             found = self.answers(self.log_probs(part, temperature=temperature), k)
             for file, answers in zip(part.files, found, strict=True):
                 yield ClassPrediction(file, answers)
@@ -180,10 +163,6 @@ class Classifier:
 def _nameless(images: Tensor) -> ImageSplit:
     labels = torch.zeros(len(images), dtype=torch.int64)
     return ImageSplit("images", images, labels, [str(n) for n in range(len(images))])
-
-
-def _part(split: ImageSplit, start: int, end: int) -> ImageSplit:
-    return ImageSplit(split.name, split.images[start:end], split.labels[start:end], split.files[start:end])
 
 
 def build_classifier(
@@ -214,17 +193,11 @@ def load_classifier(run: str | Path, *, device: str = "auto") -> Classifier:
     ...
     thalweg.errors.CheckpointError: absent/model.safetensors: expected a checkpoint, got no such file; ...
     """
-    path = Path(run)
-    path = path if path.is_file() else path / "model.safetensors"
-    checkpoint = load_checkpoint(path)
-    meta = checkpoint.meta
-    with making_sense(path, "expected a classification model, got something else", "train it again"):
-        config = config_from(meta["config"], ClassifyConfig, where=str(path))
+    with opened(run, "classification", ClassifyConfig) as (checkpoint, config):
+        meta = checkpoint.meta
         height, width = (int(side) for side in meta["size"])
-        classes = tuple(cast(list[str], meta["classes"]))
-        channels = int(meta["channels"])
-        size = (height, width)
-        build = partial(ConvNet, config.model, classes=len(classes), channels=channels, size=size)
+        classes, channels = tuple(meta["classes"]), int(meta["channels"])
+        build = partial(ConvNet, config.model, classes=len(classes), channels=channels, size=(height, width))
         check_size(build, checkpoint.tensors)
         model = build()
         model.load_state_dict(checkpoint.tensors)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from thalweg.data.images.augmentation import Augmentation
 from thalweg.energies.convnet.model import ConvNetConfig
-from thalweg.errors import ConfigError, nearest
+from thalweg.errors import ConfigError
 from thalweg.learning.settings import ClassTraining
-from thalweg.limits import PROCESSES, SEED, SIDE, check_numbers
+from thalweg.limits import PROCESSES, SEED, SIDE, check_choices, check_numbers
 
 __all__ = ["DEFAULT_PRESET", "IMAGE_PRESETS", "AugmentConfig", "ClassifyConfig", "ImageDataConfig"]
 
@@ -47,10 +47,7 @@ class ImageDataConfig:
     workers: int = -1
 
     def __post_init__(self) -> None:
-        for name, choices in (("colours", ("auto", "rgb", "grey")), ("on_bad", ("skip", "fail"))):
-            value = getattr(self, name)
-            if value not in choices:
-                raise ConfigError(f"data.{name} `{value}` is not known; {nearest(str(value), choices)}")
+        check_choices(self, "data")
         for name in ("held_out", "held_out_test"):
             if not 0 < getattr(self, name) < 1:
                 raise ConfigError(f"data.{name} must be in (0, 1), got {getattr(self, name)}")
@@ -97,7 +94,7 @@ class AugmentConfig:
     cutout: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.flip, bool) and self.flip not in get_args(Literal["auto"]):
+        if not isinstance(self.flip, bool) and self.flip != "auto":
             raise ConfigError(f"augment.flip must be true, false or auto, got {self.flip}")
         if self.crop < -1:
             raise ConfigError(f"augment.crop must be 0 or more pixels, or -1 to suit the size, got {self.crop}")
@@ -105,11 +102,7 @@ class AugmentConfig:
         self.settle((48, 48), "")
 
     def settle(self, size: tuple[int, int], data: str) -> Augmentation:
-        """What is done to images of this size of this data set.
-
-        >>> AugmentConfig(crop=2, flip=False).settle((48, 48), "intel").crop
-        2
-        """
+        """What is done to images of this size of this data set."""
         return Augmentation(
             flip=data not in _ONE_SIDED if self.flip == "auto" else self.flip,
             crop=round(min(size) / _CROP_SHARE) if self.crop < 0 else self.crop,

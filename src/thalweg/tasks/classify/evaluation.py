@@ -17,7 +17,7 @@ import thalweg
 from thalweg.data.images.files import SPLITS
 from thalweg.data.images.reading import ImageSplit, read_labelled
 from thalweg.errors import DataError, ThalwegError
-from thalweg.files import write_atomically
+from thalweg.files import write_text
 from thalweg.metrics.classification import (
     ClassScore,
     class_scores,
@@ -118,12 +118,11 @@ def evaluate(
     """Predict every image, compare with its class, write ``RUN/evaluation/NAME/``.
 
     Args:
-        run: run directory.
         spec: ``test``, ``val`` or ``train`` of the run's own data; or a folder, a zip or a known data set, whose
             ``test`` is taken unless ``:val`` or ``:train`` follows. Of a folder without splits all images count.
         k: most probable classes kept of each image; accuracy within the first k is given for k' <= k among 2, 3, 5, k.
-        name: of the evaluation; that of the split or file by default.
-        root: folder of known data sets.
+
+    Others as those of :meth:`~thalweg.tasks.base.Task.evaluate`.
 
     >>> evaluate("absent")
     Traceback (most recent call last):
@@ -162,10 +161,10 @@ def evaluate(
         "reliability": tables,
         "version": thalweg.__version__,
     }
-    _write(result.directory / "metrics.json", json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+    write_text(result.directory / "metrics.json", json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
     _write_predictions(result.directory, classifier, split, log_probs, k)
     shown = pictures(classifier, split, log_probs)
-    _write(result.directory / "pictures.json", json.dumps(shown, ensure_ascii=False) + "\n")
+    write_text(result.directory / "pictures.json", json.dumps(shown, ensure_ascii=False) + "\n")
     draw_confusion(result.directory / "confusion.png", matrix, classifier.classes)
     draw_mistakes(result.directory / "mistakes.png", split, log_probs, classifier.classes)
     draw_reliability(result.directory / "reliability.png", tables)
@@ -236,10 +235,6 @@ def _calibration(
     return temperature, {key: scores[key].value for key in ("nll", "brier", "ece")}, tables
 
 
-def _write(path: Path, text: str) -> None:
-    write_atomically(path, text.encode())
-
-
 def _write_predictions(directory: Path, classifier: Classifier, split: ImageSplit, log_probs: Tensor, k: int) -> None:
     lines = []
     for file, label, answers in zip(split.files, split.labels.tolist(), classifier.answers(log_probs, k), strict=True):
@@ -251,4 +246,4 @@ def _write_predictions(directory: Path, classifier: Classifier, split: ImageSpli
             "correct": answers[0].text == gold,
         }
         lines.append(json.dumps(record, ensure_ascii=False) + "\n")
-    _write(directory / "predictions.jsonl", "".join(lines))
+    write_text(directory / "predictions.jsonl", "".join(lines))

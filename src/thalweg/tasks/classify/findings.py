@@ -34,12 +34,7 @@ class ImageRemedies(Remedies):
     model: ConvNetConfig
 
     def norm(self) -> tuple[str, ...]:
-        """A norm of activations, where there is none.
-
-        >>> from thalweg.tasks.classify.config import ClassifyConfig
-        >>> ImageRemedies(ClassifyConfig(model=ConvNetConfig(norm="group"))).norm()
-        ()
-        """
+        """A norm of activations, where there is none."""
         return ("model.norm=batch",) if self.model.norm in ("none", "weight") else ()
 
     def paths(self, stack: str = "") -> tuple[str, ...]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from thalweg.tasks.report.page import bar, chart_card
 from thalweg.tasks.report.part import ReportPart
-from thalweg.tasks.report.plots import COLOURS, STYLE, inline_svg
+from thalweg.tasks.report.plots import COLOURS, style_axes, svg_of
 from thalweg.tasks.report.run import EvaluationRecord, RunRecord
-from thalweg.tasks.report.text import as_number, escape, figure, foreign, note, probability
+from thalweg.tasks.report.text import as_list, as_number, escape, figure, foreign, note, probability
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["ImageReport"]
 
@@ -81,13 +84,9 @@ class ImageReport(ReportPart):
         return [*lines, ("Parameters and cost of each layer", ["thalweg", "show", run])]
 
     def section(self, evaluation: EvaluationRecord, place: int) -> str:
-        """All that one evaluation shows of classes and single images; ``place`` numbers it in the page.
-
-        >>> 'id="evaluation-1"' in ImageReport().section(EvaluationRecord(name="test"), 1)
-        True
-        """
+        """All that one evaluation shows of classes and single images; ``place`` numbers it in the page."""
         metrics, shown = evaluation.metrics or {}, evaluation.pictures or {}
-        names = [str(name) for name in _list(metrics.get("names"))]
+        names = [str(name) for name in as_list(metrics.get("names"))]
         matrix = _matrix(metrics.get("confusion"), len(names))
         parts = [
             f"<h3>Classes</h3>{_classes(metrics.get('classes'))}",
@@ -102,10 +101,6 @@ class ImageReport(ReportPart):
         return f'<section id="evaluation-{place}"><h2>{title}</h2>{"".join(parts)}</section>'
 
 
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _picture(value: object, about: str) -> str:
     if not isinstance(value, str) or not PICTURE.fullmatch(value):
         return ""
@@ -113,7 +108,7 @@ def _picture(value: object, about: str) -> str:
 
 
 def _classes(rows: object) -> str:
-    found = [row for row in _list(rows) if isinstance(row, dict)]
+    found = [row for row in as_list(rows) if isinstance(row, dict)]
     if not found:
         return note("metrics.json holds no classes.")
     body = ""
@@ -123,10 +118,8 @@ def _classes(rows: object) -> str:
             f'<td class="number">{figure(as_number(row.get(k)))}</td>' for k in ("precision", "recall", "f1")
         )
         counts = "".join(f'<td class="number">{figure(row.get(key))}</td>' for key in ("support", "predicted"))
-        bar = f'<div class="bar plain"><i class="fill" style="width:{100 * min(max(f1, 0), 1):.1f}%"></i></div>'
-        body += (
-            f'<tr><th scope="row">{foreign(row.get("name", ""))}</th>{cells}{counts}<td class="wide">{bar}</td></tr>'
-        )
+        name = foreign(row.get("name", ""))
+        body += f'<tr><th scope="row">{name}</th>{cells}{counts}<td class="wide">{bar(f1)}</td></tr>'
     head = "".join(f'<th class="number">{name}</th>' for name in ("precision", "recall", "F1", "images", "predicted"))
     return (
         f'<div class="card scroll"><table class="classes"><thead><tr><th>class</th>{head}<th class="wide">F1</th>'
@@ -135,7 +128,7 @@ def _classes(rows: object) -> str:
 
 
 def _matrix(value: object, side: int) -> list[list[int]]:
-    rows = [[int(as_number(cell) or 0) for cell in _list(row)] for row in _list(value)]
+    rows = [[int(as_number(cell) or 0) for cell in as_list(row)] for row in as_list(value)]
     return rows if side and len(rows) == side and all(len(row) == side for row in rows) else []
 
 
@@ -206,36 +199,24 @@ def _calibration(metrics: dict[str, Any], place: int) -> str:
     svg = _reliability_svg(before, after if isinstance(after, dict) else None, f"reliability{place}-")
     keys = '<span class="key second">as trained</span>'
     keys += '<span class="key first">with temperature</span>' if isinstance(after, dict) else ""
-    return (
-        f'<div class="charts"><figure class="card"><figcaption><b>Accuracy against confidence</b>{keys}</figcaption>'
-        f'{svg}</figure><div class="card">{"".join(f"<p>{escape(line)}</p>" for line in lines)}</div></div>'
-    )
+    words = "".join(f"<p>{escape(line)}</p>" for line in lines)
+    chart = chart_card("Accuracy against confidence", svg, keys)
+    return f'<div class="charts">{chart}<div class="card">{words}</div></div>'
 
 
 def _reliability_svg(before: dict[str, Any], after: dict[str, Any] | None, prefix: str) -> str:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        drawing = Figure(figsize=(4.4, 3.4), layout="constrained")
-        axes = drawing.add_subplot()
+    def draw(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], color=COLOURS["line"], linewidth=1)
         for table, role in ((before, "second"), (after, "first")):
             if table is not None:
-                pairs = zip(_list(table.get("confidence")), _list(table.get("accuracy")), strict=False)
+                pairs = zip(as_list(table.get("confidence")), as_list(table.get("accuracy")), strict=False)
                 points = [(x, y) for x, y in pairs if as_number(x) is not None and as_number(y) is not None]
                 xs, ys = [x for x, _ in points], [y for _, y in points]
                 axes.plot(xs, ys, color=COLOURS[role], marker="o", markersize=4, linewidth=1.6)
         axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
-        axes.set_xlabel("confidence", color=COLOURS["muted"])
-        axes.grid(color=COLOURS["line"], linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.tick_params(color=COLOURS["line"], labelcolor=COLOURS["muted"], length=3)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.spines["bottom"].set_color(COLOURS["line"])
-        buffer = io.StringIO()
-        drawing.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return inline_svg(buffer.getvalue(), prefix)
+        style_axes(axes, "confidence", grid="both")
+
+    return svg_of(draw, prefix=prefix, size=(4.4, 3.4))
 
 
 def _verdict(item: dict[str, Any]) -> str:
@@ -256,14 +237,14 @@ def _mistakes(items: object) -> str:
     cards = [
         f'<figure class="card shot" title="{escape(item.get("file", ""))}">'
         f"{_picture(item.get('image'), str(item.get('file', '')))}{_verdict(item)}</figure>"
-        for item in _list(items)
+        for item in as_list(items)
         if isinstance(item, dict)
     ]
     return f'<div class="shots">{"".join(cards)}</div>' if cards else note("There is none.")
 
 
 def _saliency(items: object) -> str:
-    found = [item for item in _list(items) if isinstance(item, dict)]
+    found = [item for item in as_list(items) if isinstance(item, dict)]
     if not found:
         return note("pictures.json holds none.")
     kinds = (("image", "image"), ("smooth", "SmoothGrad"), ("integrated", "integrated gradients"), ("cam", "Grad-CAM"))
@@ -285,13 +266,13 @@ def _filters(item: object) -> str:
 
 def _maps(item: object) -> str:
     blocks = [
-        block for block in _list(item.get("blocks") if isinstance(item, dict) else None) if isinstance(block, dict)
+        block for block in as_list(item.get("blocks") if isinstance(item, dict) else None) if isinstance(block, dict)
     ]
     if not isinstance(item, dict) or not blocks:
         return note("pictures.json holds none.")
     shown = ""
     for block in blocks:
-        channels, height, width = (*_list(block.get("shape")), 0, 0, 0)[:3]
+        channels, height, width = (*as_list(block.get("shape")), 0, 0, 0)[:3]
         caption = (
             f'<b>{escape(block.get("name", ""))}</b> <span class="muted">{figure(channels)} maps of {figure(height)} × '
             f"{figure(width)}, the first {figure(block.get('shown'))} shown</span>"

@@ -82,12 +82,10 @@ def open_image_subject(
     """A run's best network on its validation images, or one as it starts on its training images.
 
     Args:
-        config: of the network as it starts; a run has its own.
-        trained: the run.
         data: other images: ``train``, ``val`` or ``test`` of its own, or as in
             :func:`thalweg.tasks.classify.evaluation.evaluate`. A config that names no images is built for these.
-        root: folder of known data sets.
-        name: what to call it.
+
+    Others as those of :meth:`~thalweg.tasks.base.Task.subject`.
 
     >>> open_image_subject(ClassifyConfig(), data="digits", name="net").split.name
     'train'

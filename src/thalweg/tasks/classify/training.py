@@ -23,7 +23,7 @@ from thalweg.limits import check_threads, within_memory
 from thalweg.metrics.classification import score_classes
 from thalweg.tasks.classify.classifier import Classifier, build_classifier
 from thalweg.tasks.classify.config import ClassifyConfig, ImageDataConfig
-from thalweg.tasks.config import as_settings, to_yaml
+from thalweg.tasks.config import as_settings
 from thalweg.tasks.runs import Listener, RunLog, TrainResult, goes_on
 
 # Of a long list, this many are named.
@@ -42,15 +42,7 @@ def train(
     root: Path | None = None,
     watch: Watch | None = None,
 ) -> TrainResult:
-    """Train a network on images; the run directory gets the model, the log and what resuming needs.
-
-    Args:
-        config: data, model, training and how images are varied.
-        out: the run directory; one that holds a run already is an error unless ``resume``.
-        resume: go on from ``last.safetensors``; the result equals an uninterrupted run's.
-        listener: called with every event; ``step`` events are not logged, all others are.
-        root: folder of known data sets.
-        watch: looks at some steps; what it finds is logged. The weights are the same with it and without.
+    """Train a network on images; arguments as those of :meth:`~thalweg.tasks.base.Task.train`.
 
     >>> train(ClassifyConfig(), "runs/landscapes")
     Traceback (most recent call last):
@@ -62,7 +54,11 @@ def train(
     resume = goes_on(out, resume)
     device = resolve_device(config.training.device)
     data = open_images(config.data, root=root, listener=listener)
-    training, dev = _splits(data, config.data.path)
+    training, dev = data.train, data.val
+    if dev is None:
+        raise DataError(
+            f"{config.data.path}: expected validation images to choose the best epoch by, got none; add a folder `val`"
+        )
     mean, std = channel_statistics(training)
     batches = _batches(config, training, mean, std, device)
     config = dataclasses.replace(config, training=config.training.planned(len(batches)))
@@ -91,12 +87,9 @@ def train(
         listener=log,
         watch=watch,
     )
-    log.open(to_yaml(config), meta, resume=resume)
-    start = _start_event(trainer, data, training, dev, config, resume)
-    log.begin(start, len(training), _lines(start))
+    facts = _facts(data, training, dev, config)
     with _fast_convolutions(device):
-        progress = trainer.fit(batches, resume=resume)
-    return TrainResult(out, progress.finished, progress.best_epoch, progress.best_metrics, progress.seconds)
+        return log.train(trainer, batches, config, facts, len(training), resume=resume, lines=_lines(facts))
 
 
 def _batches(config: ClassifyConfig, training: ImageSplit, mean: Tensor, std: Tensor, device: str) -> ImageBatches:
@@ -150,14 +143,6 @@ def told(listener: Listener | None) -> Callable[[int, int], None] | None:
     return lambda done, total: listener({"event": "decoded", "done": done, "of": total})
 
 
-def _splits(data: ImageData, where: str) -> tuple[ImageSplit, ImageSplit]:
-    if data.val is None:
-        raise DataError(
-            f"{where}: expected validation images to choose the best epoch by, got none; add a folder `val`"
-        )
-    return data.train, data.val
-
-
 def _digest(training: ImageSplit, mean: Tensor, std: Tensor) -> str:
     """A fingerprint of the training images, so that a run is never resumed on others."""
     digest = hashlib.sha256(repr((tuple(training.images.shape), mean.tolist(), std.tolist())).encode())
@@ -200,17 +185,10 @@ def _fast_convolutions(device: str) -> AbstractContextManager[Any]:
     return torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True)
 
 
-def _start_event(
-    trainer: Trainer, data: ImageData, training: ImageSplit, dev: ImageSplit, config: ClassifyConfig, resumed: bool
-) -> dict[str, Any]:
+def _facts(data: ImageData, training: ImageSplit, dev: ImageSplit, config: ClassifyConfig) -> dict[str, Any]:
     _, channels, height, width = training.images.shape
     return {
-        "event": "start",
         "task": "classify",
-        "version": thalweg.__version__,
-        "torch": torch.__version__,
-        "device": str(trainer.device),
-        "parameters": sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad),
         "train": _split_fact(config.data.path, training, len(data.classes)),
         "dev": _split_fact(config.data.path, dev, len(data.classes)),
         "classes": list(data.classes),
@@ -218,8 +196,6 @@ def _start_event(
         "augment": dataclasses.asdict(config.augment.settle((height, width), config.data.path)),
         "skipped": [list(pair) for pair in data.skipped[:100]],
         "skipped_count": len(data.skipped),
-        "epochs": trainer.config.epochs,
-        "resumed": resumed,
     }
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 
 from thalweg.errors import DataError
-from thalweg.files import write_atomically
+from thalweg.tasks.report.page import write_page
 from thalweg.tasks.report.parts import commands, config_section, header, results, training
 from thalweg.tasks.report.run import RunRecord, read_run
-from thalweg.tasks.report.text import escape, foreign
+from thalweg.tasks.report.text import foreign
 
 __all__ = ["write_report"]
 
@@ -41,11 +39,7 @@ def write_report(run: Path) -> Path:
             "give the directory that `thalweg train --out` wrote."
         )
     record = read_run(run)
-    template = files("thalweg.tasks.report").joinpath("page.html").read_text(encoding="utf-8")
-    page = Template(template).substitute(title=escape(record.name), body=_body(record))
-    path = run / "report.html"
-    write_atomically(path, page.encode())
-    return path
+    return write_page(run / "report.html", record.name, _body(record))
 
 
 def _body(record: RunRecord) -> str:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
-from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from thalweg.files import write_atomically
-from thalweg.tasks.report.plots import COLOURS, STYLE, inline_svg
+from thalweg.files import write_text
+from thalweg.tasks.report.page import bar, chart_card, command_lines, sectioned, write_page
+from thalweg.tasks.report.plots import COLOURS, style_axes, svg_of
 from thalweg.tasks.report.tables import Line, row_of, table_of
 from thalweg.tasks.report.text import escape, foreign, note
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from thalweg.diagnostics.gradient_flow import Site
     from thalweg.diagnostics.saturation import Saturation
     from thalweg.tasks.diagnosis.findings import Finding
@@ -40,14 +40,10 @@ def write_diagnosis(
 
     The page loads nothing from elsewhere and runs no script. About a second, for the charts.
     """
-    template = files("thalweg.tasks.report").joinpath("page.html").read_text(encoding="utf-8")
-    page = Template(template).substitute(
-        title=escape(f"{diagnosis.subject.name}, diagnosis"), body=_body(diagnosis, found, command)
-    )
-    write_atomically(out, page.encode())
+    write_page(out, f"{diagnosis.subject.name}, diagnosis", _body(diagnosis, found, command))
     record = {**diagnosis.to_json(), "findings": [asdict(finding) for finding in found]}
     beside = out.with_suffix(".json")
-    write_atomically(beside, (json.dumps(record, ensure_ascii=False, indent=1) + "\n").encode())
+    write_text(beside, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
     return out, beside
 
 
@@ -60,9 +56,7 @@ def _body(diagnosis: Diagnosis, found: Sequence[Finding], command: str) -> str:
         ("weights", "Weights", _weights(diagnosis)),
         ("normalisation", "Normalisation", diagnosis.own_norms() + _norms(diagnosis)),
     ]
-    links = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in sections)
-    parts = "".join(f'<section id="{key}"><h2>{title}</h2>{body}</section>' for key, title, body in sections)
-    return f"{_header(diagnosis, found)}<nav>{links}</nav><main>{parts}</main>"
+    return _header(diagnosis, found) + sectioned(sections)
 
 
 def _header(diagnosis: Diagnosis, found: Sequence[Finding]) -> str:
@@ -103,13 +97,12 @@ def _findings(found: Sequence[Finding], command: str) -> str:
     changes = list(dict.fromkeys(word for f in found if f.severity == "problem" for word in f.change))
     if not changes or not command:
         return table
-    words = escape(f"{command} {shlex.join(changes)}")
-    return f'{table}<div class="card commands"><p>Train it with what is suggested</p><pre>{words}</pre></div>'
+    return table + command_lines([("Train it with what is suggested", [*shlex.split(command), *changes])])
 
 
 def _figure(title: str, svg: str, lines: Sequence[Line]) -> str:
     keys = "".join(f'<span class="key {ROLES[min(n, 3)]}">{escape(line.label)}</span>' for n, line in enumerate(lines))
-    return f'<figure class="card"><figcaption><b>{escape(title)}</b>{keys}</figcaption>{svg}</figure>'
+    return chart_card(title, svg, keys)
 
 
 def _depth(diagnosis: Diagnosis) -> str:
@@ -200,13 +193,12 @@ def _saturation(diagnosis: Diagnosis) -> str:
 
 
 def _gate(row: Saturation) -> str:
-    bar = f'<div class="bar plain"><i class="fill" style="width:{100 * min(1.0, row.share):.1f}%"></i></div>'
     cells = f'<td>{escape(row.gate)}</td><td class="muted">{row.kind}</td>' + "".join(
         f'<td class="number">{value:.1%}</td>' for value in (row.low, row.high, row.stuck)
     )
     return (
         f'<tr><th scope="row">{escape(row.name)}</th>{cells}<td class="number">{row.mean:.2f}</td>'
-        f'<td class="wide">{bar}</td></tr>'
+        f'<td class="wide">{bar(row.share)}</td></tr>'
     )
 
 
@@ -253,30 +245,17 @@ def chart(lines: Sequence[Line], *, prefix: str, xlabel: str) -> str:
     >>> chart([Line("a", ((1, 0.1), (2, 1.0)))], prefix="a-", xlabel="layer").startswith("<svg")
     True
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.4, 2.5), layout="constrained")
-        axes = figure.add_subplot()
+    def draw(axes: Axes) -> None:
         for n, line in enumerate(lines):
             points = [(x, y) for x, y in line.points if y > 0 and math.isfinite(y)]
-            style = ":" if line.dashed else "-"
-            colour = COLOURS[ROLES[min(n, 3)]]
-            axes.plot(
-                *zip(*points, strict=True), style, color=colour, linewidth=1.8, marker="o", markersize=3.5
-            ) if points else None
+            look: dict[str, Any] = {"color": COLOURS[ROLES[min(n, 3)]], "linestyle": ":" if line.dashed else "-"}
+            axes.plot([x for x, _ in points], [y for _, y in points], linewidth=1.8, marker="o", markersize=3.5, **look)
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}" if not 0.001 <= value <= 1000 else f"{value:g}")
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
-        axes.set_xlabel(xlabel, color=COLOURS["muted"])
-        axes.grid(axis="y", color=COLOURS["line"], linewidth=0.8)
-        axes.tick_params(color=COLOURS["line"], labelcolor=COLOURS["muted"], length=3)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.spines["bottom"].set_color(COLOURS["line"])
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return inline_svg(buffer.getvalue(), prefix)
+        style_axes(axes, xlabel, whole=True)
+
+    return svg_of(draw, prefix=prefix)

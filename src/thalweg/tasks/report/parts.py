@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from thalweg.tasks.report.page import chart_card, command_lines, fact_list, tile
 from thalweg.tasks.report.part import ReportPart
 from thalweg.tasks.report.plots import Curve, curve_svg
 from thalweg.tasks.report.run import EvaluationRecord, RunRecord, TrainingLog
@@ -37,23 +37,16 @@ def header(record: RunRecord) -> str:
     >>> "demo</bdi></h1>" in header(RunRecord(path=Path("demo"), name="demo"))
     True
     """
-    facts = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{foreign(value)}</dd></div>" for name, value in _facts(record) if value
-    )
     return (
         f'<header><p class="brand">Thalweg · run report</p><h1>{foreign(record.name)}</h1>'
-        f'{_tiles(record)}<dl class="facts">{facts}</dl></header>'
+        f"{_tiles(record)}{fact_list(_facts(record))}</header>"
     )
 
 
 def _tiles(record: RunRecord) -> str:
     for evaluation in record.evaluations:
-        tiles = [
-            f'<div class="tile"><span class="value">{score.show(score.value)}</span>'
-            f'<span>{escape(score.name)}</span><span class="muted">{score.interval}</span></div>'
-            for score in _scores(evaluation)
-            if score.key in TILES
-        ]
+        scores = [score for score in _scores(evaluation) if score.key in TILES]
+        tiles = [tile(score.show(score.value), score.name, score.interval) for score in scores]
         if tiles:
             where = f'<p class="muted">on {foreign(evaluation.name)}, with 95 % intervals</p>'
             return f'<div class="tiles">{"".join(tiles)}</div>{where}'
@@ -260,7 +253,7 @@ def _chart(place: int, title: str, curves: Sequence[Curve], log: TrainingLog) ->
     at_best = dict(curves[-1].points).get(log.best_epoch if log.best_epoch is not None else -1)
     best = "" if at_best is None else f'<span class="key best">{at_best:.4g} at best epoch</span>'
     legend = "".join(labels if len(labels) > 1 else []) + best
-    return f'<figure class="card"><figcaption><b>{escape(title)}</b>{legend}</figcaption>{svg}</figure>'
+    return chart_card(title, svg, legend)
 
 
 def commands(record: RunRecord) -> str:
@@ -276,8 +269,7 @@ def commands(record: RunRecord) -> str:
         ("Resume training", ["thalweg", "train", f"{run}/config.yaml", "--out", run, "--resume"]),
         ("Train again", ["thalweg", "train", f"{run}/config.yaml", "--out", f"{run}-again"]),
     ]
-    body = "".join(f"<p>{escape(what)}</p><pre>{escape(shlex.join(words))}</pre>" for what, words in lines)
-    return f'<section id="commands"><h2>Use it again</h2><div class="card commands">{body}</div></section>'
+    return f'<section id="commands"><h2>Use it again</h2>{command_lines(lines)}</section>'
 
 
 def config_section(record: RunRecord) -> str:

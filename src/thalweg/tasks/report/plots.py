@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLOURS", "STYLE", "Curve", "curve_svg", "inline_svg"]
+__all__ = ["COLOURS", "Curve", "curve_svg", "inline_svg", "style_axes", "svg_of"]
 
 # matplotlib knows no CSS variables: it draws in these stand-ins, which are exchanged in the finished SVG.
 COLOURS = {
@@ -67,12 +67,8 @@ def curve_svg(curves: Sequence[Curve], *, prefix: str, best: int | None = None, 
     >>> svg.startswith("<svg"), "var(--first)" in svg, ">epoch 2</text>" in svg
     (True, True, True)
     """
-    import matplotlib
-    from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.4, 2.5), layout="constrained")
-        axes = figure.add_subplot()
+    def draw(axes: Axes) -> None:
         for curve in curves:
             xs = [epoch for epoch, _ in curve.points]
             ys = [_drawable(value) for _, value in curve.points]
@@ -80,12 +76,30 @@ def curve_svg(curves: Sequence[Curve], *, prefix: str, best: int | None = None, 
             marker = "o" if len(xs) < 2 else ""
             axes.plot(xs, ys, color=COLOURS[curve.role], linewidth=1.8, marker=marker, markersize=5)
         epochs = [epoch for curve in curves for epoch, _ in curve.points]
-        _style_axes(axes, min(epochs), max(epochs))
+        margin = max(0.5, 0.03 * (max(epochs) - min(epochs)))
+        axes.set_xlim(min(epochs) - margin, max(epochs) + margin)
+        style_axes(axes, "epoch", whole=True, ticks=7)
         _scale(axes, [_drawable(value) for curve in curves for _, value in curve.points])
         for epoch in resumed:
             axes.axvline(epoch - 0.5, color=COLOURS["muted"], linewidth=0.9, linestyle=":", zorder=0)
         if best is not None and min(epochs) <= best <= max(epochs):
             _mark_best(axes, curves[-1], best, left=best > (min(epochs) + max(epochs)) / 2)
+
+    return svg_of(draw, prefix=prefix)
+
+
+def svg_of(draw: Callable[[Axes], None], *, prefix: str, size: tuple[float, float] = (4.4, 2.5)) -> str:
+    """What ``draw`` puts on axes, as an `<svg>` element for use inside a page; the size is in inches.
+
+    >>> svg_of(lambda axes: axes.set_title("a"), prefix="a-").startswith("<svg")
+    True
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure.add_subplot())
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return inline_svg(buffer.getvalue(), prefix)
@@ -95,14 +109,14 @@ def _drawable(value: float) -> float:
     return min(max(value, -LARGEST), LARGEST)
 
 
-def _style_axes(axes: Axes, first: float, last: float) -> None:
+def style_axes(axes: Axes, xlabel: str = "", *, whole: bool = False, ticks: int = 8, grid: Any = "y") -> None:
+    """A faint grid and no box, in the page's colours; ``whole``: marks stand at some whole numbers alone."""
     from matplotlib.ticker import MaxNLocator
 
-    margin = max(0.5, 0.03 * (last - first))
-    axes.set_xlim(first - margin, last + margin)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
-    axes.set_xlabel("epoch", color=COLOURS["muted"])
-    axes.grid(axis="y", color=COLOURS["line"], linewidth=0.8)
+    if whole:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=ticks, integer=True, min_n_ticks=1))
+    axes.set_xlabel(xlabel, color=COLOURS["muted"])
+    axes.grid(axis=grid, color=COLOURS["line"], linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(color=COLOURS["line"], labelcolor=COLOURS["muted"], length=3)
     axes.spines[["top", "right", "left"]].set_visible(False)

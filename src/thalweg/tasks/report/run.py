@@ -47,11 +47,7 @@ class TrainingLog:
 
     @property
     def best_epoch(self) -> int | None:
-        """The epoch of the kept model: from the end record, else the last epoch marked best.
-
-        >>> TrainingLog().best_epoch is None
-        True
-        """
+        """The epoch of the kept model: from the end record, else the last epoch marked best."""
         best = as_number((self.end or {}).get("best_epoch"))
         if best is not None:
             return int(best)

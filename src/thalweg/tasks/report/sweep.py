@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any
 
-from thalweg.files import write_atomically
 from thalweg.sweeps.loop import run_key
 from thalweg.sweeps.store import Store, Trial
+from thalweg.tasks.report.page import bar, chart_card, command_lines, fact_list, sectioned, tile, write_page
 from thalweg.tasks.report.run import read_log
 from thalweg.tasks.report.sweep_plots import Axis, Dot, axis_of, curves_svg, parallel_svg, shown, slice_svg
 from thalweg.tasks.report.text import as_number, duration, escape, foreign, note
+from thalweg.tasks.sweep_files import best_yaml
 
 if TYPE_CHECKING:
     from thalweg.tasks.sweeping import SweepPlan
@@ -54,11 +52,7 @@ def write_sweep_report(directory: Path, plan: SweepPlan, store: Store) -> Path:
     ]
     axes.append(axis_of(plan.metric, [dot.value for dot in dots.values()]))
     page = _Page(directory, plan, store, best, dots, axes)
-    template = files("thalweg.tasks.report").joinpath("page.html").read_text(encoding="utf-8")
-    text = Template(template).substitute(title=escape(f"{directory.resolve().name}, sweep"), body=_body(page))
-    path = directory / "report.html"
-    write_atomically(path, text.encode())
-    return path
+    return write_page(directory / "report.html", f"{directory.resolve().name}, sweep", _body(page))
 
 
 def _dots(store: Store, best: Trial | None) -> dict[int, Dot]:
@@ -80,16 +74,14 @@ def _dots(store: Store, best: Trial | None) -> dict[int, Dot]:
 
 
 def _body(page: _Page) -> str:
-    sections: list[tuple[str, str, Callable[[_Page], str]]] = [
-        ("settings", "Settings", _parallel),
-        ("importance", "Importance", _importance),
-        ("curves", "Curves", _curves),
-        ("trials", "Trials", _table),
-        ("best", "Best config", _best),
+    sections = [
+        ("settings", "Settings", _parallel(page)),
+        ("importance", "Importance", _importance(page)),
+        ("curves", "Curves", _curves(page)),
+        ("trials", "Trials", _table(page)),
+        ("best", "Best config", _best(page)),
     ]
-    links = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in sections)
-    parts = "".join(f'<section id="{key}"><h2>{title}</h2>{make(page)}</section>' for key, title, make in sections)
-    return f"{_header(page)}<nav>{links}</nav><main>{parts}</main>"
+    return _header(page) + sectioned(sections)
 
 
 def _header(page: _Page) -> str:
@@ -97,16 +89,12 @@ def _header(page: _Page) -> str:
     counts = {state: sum(trial.state == state for trial in trials) for state in MARKS}
     tiles = []
     if page.best is not None:
-        tiles.append((_score(page.best), f"best {plan.metric}", f"trial {page.best.number}"))
+        tiles.append((page.best.score, f"best {plan.metric}", f"trial {page.best.number}"))
         for key, value in list(page.best.values.items())[:3]:
             tiles.append((shown(value), key, "of the best trial"))
     others = ", ".join(f"{counts[state]} {state}" for state in ("pruned", "failed", "running") if counts[state])
     tiles.append((f"{counts['complete']} of {config.settings}", "settings complete", others or "none pruned or failed"))
-    cells = "".join(
-        f'<div class="tile"><span class="value">{escape(value)}</span><span>{escape(name)}</span>'
-        f'<span class="muted">{escape(more)}</span></div>'
-        for value, name, more in tiles
-    )
+    cells = "".join(tile(*words) for words in tiles)
     seconds = sum(float(run.get("seconds", 0.0)) for trial in trials for run in trial.runs.values())
     pruning = {"none": "none", "median": "worse than the median", "halving": f"one in {config.reduction} goes on"}
     facts = [
@@ -120,16 +108,10 @@ def _header(page: _Page) -> str:
         ),
         ("Training time", duration(seconds)),
     ]
-    listed = "".join(f"<div><dt>{escape(name)}</dt><dd>{foreign(value)}</dd></div>" for name, value in facts)
     return (
         f'<header><p class="brand">Thalweg · sweep report</p><h1>{foreign(page.place.resolve().name)}</h1>'
-        f'<div class="tiles">{cells}</div><dl class="facts">{listed}</dl></header>'
+        f'<div class="tiles">{cells}</div>{fact_list(facts)}</header>'
     )
-
-
-def _score(trial: Trial) -> str:
-    error = f" ± {trial.error_of_mean:.4f}" if math.isfinite(trial.error_of_mean) else ""
-    return f"{trial.value:.4f}{error}" if math.isfinite(trial.value) else ""
 
 
 def _parallel(page: _Page) -> str:
@@ -139,13 +121,9 @@ def _parallel(page: _Page) -> str:
     if any(dot.kind == "pruned" for dot in page.dots.values()):
         keys += '<span class="key" style="--key:var(--muted)">pruned, with its value when it was stopped</span>'
     svg = parallel_svg(list(page.dots.values()), page.axes, prefix="parallel-")
-    whole = (
-        f'<div class="charts" style="grid-template-columns:1fr"><figure class="card"><figcaption><b>Every trial a line'
-        f"</b>{keys}</figcaption>{svg}</figure></div>"
-    )
+    whole = _alone(chart_card("Every trial a line", svg, keys))
     charts = "".join(
-        f'<figure class="card"><figcaption><b>{escape(axis.title)}</b></figcaption>'
-        f"{slice_svg(list(page.dots.values()), axis, page.plan.metric, prefix=f'slice{place}-')}</figure>"
+        chart_card(axis.title, slice_svg(list(page.dots.values()), axis, page.plan.metric, prefix=f"slice{place}-"))
         for place, axis in enumerate(page.axes[:-1])
     )
     return f'{whole}<h3>One key at a time</h3><div class="charts">{charts}</div>'
@@ -157,7 +135,7 @@ def _importance(page: _Page) -> str:
         return note("Nothing to compare: two complete trials with different values are needed.")
     rows = "".join(
         f'<tr><th scope="row">{escape(key)}</th><td class="number">{share:.0%}</td>'
-        f'<td class="wide"><div class="bar plain"><i class="fill" style="width:{100 * share:.1f}%"></i></div></td></tr>'
+        f'<td class="wide">{bar(share)}</td></tr>'
         for key, share in shares.items()
     )
     count = sum(trial.state == "complete" for trial in page.store.trials)
@@ -179,10 +157,12 @@ def _curves(page: _Page) -> str:
         return note("No run has finished an epoch yet.")
     svg = curves_svg(found, page.plan.metric, prefix="curves-")
     keys = '<span class="key best">best trial</span>'
-    return (
-        f'<div class="charts" style="grid-template-columns:1fr"><figure class="card"><figcaption>'
-        f"<b>{escape(page.plan.metric)} on the dev data, {len(found)} runs</b>{keys}</figcaption>{svg}</figure></div>"
-    )
+    return _alone(chart_card(f"{page.plan.metric} on the dev data, {len(found)} runs", svg, keys))
+
+
+def _alone(chart: str) -> str:
+    """A chart as wide as the page."""
+    return f'<div class="charts" style="grid-template-columns:1fr">{chart}</div>'
 
 
 def _points(run: Path, metric: str) -> list[tuple[int, float]]:
@@ -219,7 +199,7 @@ def _rows(page: _Page, head: Sequence[str], trials: Sequence[Trial]) -> str:
 
 def _row(page: _Page, trial: Trial, columns: int) -> str:
     runs = trial.runs.values()
-    score = _score(trial)
+    score = trial.score
     if trial.state == "pruned":
         score = f"{page.dots[trial.number].value:.4f}" if trial.number in page.dots else ""
     epochs = ", ".join(f"{run['best_epoch']}/{run['epochs']}" for run in runs if "epochs" in run)
@@ -241,22 +221,14 @@ def _row(page: _Page, trial: Trial, columns: int) -> str:
 def _best(page: _Page) -> str:
     if page.best is None:
         return note("No trial is complete, so there is no best one.")
-    from thalweg.sweeps.book import best_yaml
-
-    place = page.place.as_posix()
+    place, first = page.place.as_posix(), run_key(page.best, page.plan.config.seeds[0])
     lines = [
         ("Train it again", ["thalweg", "train", f"{place}/best.yaml", "--out", f"{place}/best"]),
-        ("Use the run that the sweep has trained", ["thalweg", "evaluate", _folder(page), "DATA"]),
+        ("Use the run that the sweep has trained", ["thalweg", "evaluate", f"{place}/trials/{first}", "DATA"]),
         ("Go on with more settings", ["thalweg", "sweep", "--resume", "--out", place, "sweep.trials=100"]),
     ]
     if page.plan.config.method == "grid":
         lines.pop()
-    commands = "".join(f"<p>{escape(what)}</p><pre>{escape(shlex.join(words))}</pre>" for what, words in lines)
     text = f"<pre>{escape(best_yaml(page.plan, page.best))}</pre>"
     config = f'<details class="card"><summary>best.yaml</summary>{text}</details>'
-    return f'<div class="card commands">{commands}</div>{config}'
-
-
-def _folder(page: _Page) -> str:
-    assert page.best is not None
-    return (page.place / "trials" / run_key(page.best, page.plan.config.seeds[0])).as_posix()
+    return command_lines(lines) + config

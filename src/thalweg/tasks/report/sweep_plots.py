@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import math
@@ -10,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thalweg.tasks.report.plots import COLOURS, STYLE, inline_svg
+from thalweg.tasks.report.plots import COLOURS, style_axes, svg_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["Axis", "Dot", "axis_of", "curves_svg", "parallel_svg", "slice_svg"]
 
@@ -155,12 +153,8 @@ def parallel_svg(dots: Sequence[Dot], axes: Sequence[Axis], *, prefix: str) -> s
     >>> parallel_svg(dots, axes, prefix="p-").startswith("<svg")
     True
     """
-    import matplotlib
-    from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(max(6.4, 1.5 * len(axes) + 1.0), 3.6), layout="constrained")
-        plot = figure.add_subplot()
+    def draw(plot: Axes) -> None:
         for dot in sorted(dots, key=lambda each: each.look["zorder"]):
             heights = [axis.place(dot.values[axis.title]) for axis in axes[:-1]] + [axes[-1].place(dot.value)]
             plot.plot(*_smooth(heights), **dot.look)
@@ -173,7 +167,9 @@ def parallel_svg(dots: Sequence[Dot], axes: Sequence[Axis], *, prefix: str) -> s
         plot.tick_params(length=0, labelcolor=COLOURS["muted"])
         plot.set_yticks([])
         plot.spines[:].set_visible(False)
-        return _svg(figure, prefix)
+
+    svg = svg_of(draw, prefix=prefix, size=(max(6.4, 1.5 * len(axes) + 1.0), 3.6))
+    return svg.replace(BACK, "var(--card)")
 
 
 def _draw_axis(plot: Axes, place: int, axis: Axis) -> None:
@@ -203,23 +199,17 @@ def curves_svg(curves: Sequence[tuple[Dot, Sequence[tuple[int, float]]]], label:
     >>> "epoch" in curves_svg([(dot, [(1, 0.2), (2, 0.5)])], "accuracy", prefix="c-")
     True
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 3.2), layout="constrained")
-        plot = figure.add_subplot()
+    def draw(plot: Axes) -> None:
         for dot, points in sorted(curves, key=lambda each: each[0].look["zorder"]):
             xs, ys = [epoch for epoch, _ in points], [value for _, value in points]
             look = {**dot.look, "linewidth": 2.0 if dot.kind == "best" else 1.0}
             plot.plot(xs, ys, marker="o" if len(xs) < 2 else "", markersize=3.5, **look)
-        plot.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
-        plot.set_xlabel("epoch", color=COLOURS["muted"])
         plot.set_ylabel(label, color=COLOURS["muted"])
         _limit(plot, [value for _, points in curves for _, value in points])
-        _plain_axes(plot)
-        return _svg(figure, prefix)
+        style_axes(plot, "epoch", whole=True)
+
+    return svg_of(draw, prefix=prefix, size=(7.2, 3.2))
 
 
 def slice_svg(dots: Sequence[Dot], axis: Axis, label: str, *, prefix: str) -> str:
@@ -229,12 +219,8 @@ def slice_svg(dots: Sequence[Dot], axis: Axis, label: str, *, prefix: str) -> st
     >>> slice_svg(dots, axis_of("hidden", [8, 16]), "accuracy", prefix="s-").startswith("<svg")
     True
     """
-    import matplotlib
-    from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.4, 2.5), layout="constrained")
-        plot = figure.add_subplot()
+    def draw(plot: Axes) -> None:
         for dot in dots:
             look = {"color": dot.look["color"], "alpha": max(0.45, dot.look["alpha"]), "zorder": dot.look["zorder"]}
             marker = "x" if dot.kind == "pruned" else "o"
@@ -245,8 +231,9 @@ def slice_svg(dots: Sequence[Dot], axis: Axis, label: str, *, prefix: str) -> st
         plot.set_xlim(-0.08, 1.08)
         _limit(plot, [dot.value for dot in dots])
         plot.set_ylabel(label, color=COLOURS["muted"])
-        _plain_axes(plot)
-        return _svg(figure, prefix)
+        style_axes(plot)
+
+    return svg_of(draw, prefix=prefix)
 
 
 def _limit(plot: Axes, values: Sequence[float]) -> None:
@@ -259,17 +246,3 @@ def _limit(plot: Axes, values: Sequence[float]) -> None:
     bottom, top = (low if tenth - low <= 2 * width else tenth), (high if high - ninth <= 2 * width else ninth)
     room = 0.06 * (top - bottom)
     plot.set_ylim(bottom - room, top + room)
-
-
-def _plain_axes(plot: Axes) -> None:
-    plot.grid(axis="y", color=COLOURS["line"], linewidth=0.8)
-    plot.set_axisbelow(True)
-    plot.tick_params(color=COLOURS["line"], labelcolor=COLOURS["muted"], length=3)
-    plot.spines[["top", "right", "left"]].set_visible(False)
-    plot.spines["bottom"].set_color(COLOURS["line"])
-
-
-def _svg(figure: Figure, prefix: str) -> str:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return inline_svg(buffer.getvalue(), prefix).replace(BACK, "var(--card)")

@@ -11,8 +11,10 @@ import math
 import re
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = [
+    "as_list",
     "as_number",
     "describe",
     "difference",
@@ -42,6 +44,11 @@ def as_number(value: object) -> float | None:
     except OverflowError:  # JSON integers have no limit
         return None
     return number if math.isfinite(number) else None
+
+
+def as_list(value: object) -> list[Any]:
+    """`value` where it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
 
 
 def escape(value: object) -> str:

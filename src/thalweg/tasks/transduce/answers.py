@@ -103,11 +103,7 @@ class Prediction:
     unknown_features: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object.
-
-        >>> Prediction("cat", ()).to_json()
-        {'source': 'cat', 'answers': [], 'unknown': []}
-        """
+        """As a JSON object."""
         tags = {"features": list(self.features)} if self.features else {}
         answers = [answer.to_json() for answer in self.answers]
         return {"source": self.source, **tags, "answers": answers, "unknown": list(self.unknown)}

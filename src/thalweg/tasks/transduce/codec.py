@@ -51,6 +51,11 @@ class Codec:
     symbols: Symbols
     alphabet: Alphabet
 
+    @property
+    def special(self) -> dict[str, int]:
+        """Numbers of ``unk``, ``pad``, ``bos`` and ``eos``, as models take them."""
+        return {name: getattr(self.alphabet, name) for name in ("unk", "pad", "bos", "eos")}
+
     @cached_property
     def features(self) -> tuple[int, ...]:
         """Ids of the tags; none where the pairs have no feature column."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, cast, get_args, get_origin, get_type_hints
+from typing import Literal, cast
 
 from thalweg.energies.seq2seq.model import Seq2SeqConfig
-from thalweg.errors import ConfigError, nearest
+from thalweg.errors import ConfigError
 from thalweg.learning.settings import TrainingConfig
+from thalweg.limits import check_choices
 from thalweg.tasks.config import learnt_with
 from thalweg.tasks.transduce.presets import FAMILIES, FAMILY_TRAINING, PRESETS, ModelConfig
 from thalweg.tasks.transduce.search_settings import SearchConfig
@@ -47,10 +48,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
             raise ConfigError(f"data.held_out must be in (0, 1), got {self.held_out}")
-        for name, hint in get_type_hints(type(self)).items():
-            value = getattr(self, name)
-            if get_origin(hint) is Literal and value not in get_args(hint):
-                raise ConfigError(f"data.{name} `{value}` is not known; {nearest(str(value), get_args(hint))}")
+        check_choices(self, "data")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,54 +6,21 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from thalweg.errors import ConfigError
 from thalweg.inference import Ensemble
+from thalweg.inference.search.ensemble import count_votes
 from thalweg.layers.padded import Padded
 from thalweg.tasks.transduce.answers import Answer, Prediction, Source
-from thalweg.tasks.transduce.codec import Codec, Piece
 from thalweg.tasks.transduce.models import SequenceModel
 from thalweg.tasks.transduce.search_settings import SearchConfig
 from thalweg.tasks.transduce.transducer import Transducer, load
 
-__all__ = ["Committee", "Jury", "Predictor", "open_runs"]
-
-
-class Predictor(Protocol):
-    """What answers texts: a :class:`Transducer` or a :class:`Jury`."""
-
-    source: Codec
-    target: Codec
-
-    @property
-    def featured(self) -> bool:
-        """Whether tags are read beside the text."""
-        ...
-
-    def predict(
-        self,
-        texts: Iterable[str | Source],
-        *,
-        k: int = 1,
-        how: SearchConfig | None = None,
-        attention: bool = False,
-        unknown: Literal["report", "copy"] = "report",
-        batch_size: int = 256,
-    ) -> Iterator[Prediction]:
-        """Answers for each text, in order."""
-        ...
-
-    def attend(self, pairs: Sequence[tuple[Piece, Answer]]) -> list[list[list[float]] | None]:
-        """Where each answer looked."""
-        ...
-
-    def draw_tree(self, source: Source, path: Path, *, how: SearchConfig) -> None:
-        """Write the beam's tree for a source."""
-        ...
+__all__ = ["Committee", "Jury", "open_runs"]
 
 
 class Committee(Ensemble):
@@ -80,47 +47,31 @@ class Committee(Ensemble):
         return itertools.chain.from_iterable(member.parameters() for member in self.members)
 
 
-class Jury:
+class Jury(Transducer):
     """Runs that each answer on their own; the answer that most give comes first.
 
     Args:
-        members: trained on whatever they were; each reads the text in its own way.
+        members: trained on whatever they were; each reads the text in its own way. The first says where answers looked.
     """
 
     def __init__(self, members: Sequence[Transducer]) -> None:
+        first = members[0]
+        super().__init__(first.model, first.source, first.target, longest=first.longest, meta=first.meta)
         self.members = tuple(members)
-        self.source, self.target = members[0].source, members[0].target
 
-    @property
-    def featured(self) -> bool:
-        """Whether tags are read beside the text."""
-        return self.members[0].featured
-
-    def predict(
-        self,
-        texts: Iterable[str | Source],
-        *,
-        k: int = 1,
-        how: SearchConfig | None = None,
-        attention: bool = False,
-        unknown: Literal["report", "copy"] = "report",
-        batch_size: int = 256,
-    ) -> Iterator[Prediction]:
+    def predict(self, texts: Iterable[str | Source], *, k: int = 1, **options: Any) -> Iterator[Prediction]:
         """At most k answers for each text, by votes; of as many votes, the more probable first.
 
-        Arguments as :meth:`Transducer.predict`; each member gives its best answer.
+        Options as :meth:`Transducer.predict`; each member gives its best answer.
         """
         copies = itertools.tee(texts, len(self.members))
-        streams = [
-            member.predict(copy, k=1, how=how, attention=attention, unknown=unknown, batch_size=batch_size)
-            for member, copy in zip(self.members, copies, strict=True)
-        ]
+        streams = [member.predict(copy, k=1, **options) for member, copy in zip(self.members, copies, strict=True)]
         for predictions in zip(*streams, strict=True):
             yield dataclasses.replace(predictions[0], answers=_count(predictions)[:k])
 
-    def attend(self, pairs: Sequence[tuple[Piece, Answer]]) -> list[list[list[float]] | None]:
-        """Where each answer looked, by the first member."""
-        return self.members[0].attend(pairs)
+    def stream(self, text: str, **options: Any) -> Iterator[Answer]:
+        """A vote does not grow."""
+        raise ConfigError("a vote has no answer that grows, got several runs that vote; stream one, or their mean")
 
     def draw_tree(self, source: Source, path: Path, *, how: SearchConfig) -> None:
         """A vote has no tree."""
@@ -129,7 +80,7 @@ class Jury:
 
 def open_runs(
     runs: Sequence[str | Path], *, vote: bool = False, precision: str = "float32", device: str = "auto"
-) -> Predictor:
+) -> Transducer:
     """One run as it is, several as the mean of their probabilities or as a vote.
 
     Args:
@@ -181,17 +132,10 @@ def _check_alike(first: str | Path, one: Transducer, run: str | Path, other: Tra
 
 
 def _count(predictions: Sequence[Prediction]) -> tuple[Answer, ...]:
-    """The answers of several predictions by votes, then by the sum of the voters' probabilities, then by their order.
-
-    An answer is given as its first voter gave it; its ``share`` is that of the votes. This is
-    :func:`thalweg.inference.majority_vote` with all places instead of the first.
-    """
-    voters: dict[str, list[Answer]] = {}
-    for prediction in predictions:
-        for answer in prediction.answers[:1]:
-            voters.setdefault(answer.text, []).append(answer)
-    total = sum(map(len, voters.values()))
-    order = sorted(voters.values(), key=lambda votes: (-len(votes), -sum(answer.probability for answer in votes)))
+    """The first answers of several predictions by votes, each as its first voter gave it; its ``share`` is of votes."""
+    first = [prediction.answers[0] for prediction in predictions if prediction.answers]
+    given = {answer.text: answer for answer in reversed(first)}
     return tuple(
-        dataclasses.replace(votes[0], votes=len(votes), share=len(votes) / total, optimal=None) for votes in order
+        dataclasses.replace(given[vote.answer], votes=vote.votes, share=vote.votes / len(first), optimal=None)
+        for vote in count_votes((answer.text, answer.probability) for answer in first)
     )

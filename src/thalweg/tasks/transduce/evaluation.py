@@ -4,51 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 import thalweg
 from thalweg.data import PairFile
 from thalweg.data.text.named_pairs import open_pairs
 from thalweg.errors import ConfigError
-from thalweg.files import write_atomically
+from thalweg.files import write_text
+from thalweg.inference import Hypotheses, OptimalityReport
 from thalweg.metrics import closest_reference, confusions, score_strings, worst
 from thalweg.tasks.base import Evaluation
 from thalweg.tasks.names import check_name, file_name
-from thalweg.tasks.transduce.answers import Prediction, Source
+from thalweg.tasks.transduce.answers import Answer, Prediction, Source
 from thalweg.tasks.transduce.codec import is_tag
-from thalweg.tasks.transduce.ensembles import Predictor, open_runs
+from thalweg.tasks.transduce.ensembles import open_runs
 from thalweg.tasks.transduce.search_settings import SearchConfig
 from thalweg.tasks.transduce.training import words_of
+from thalweg.tasks.transduce.transducer import Transducer
 
-__all__ = ["ExactReport", "PairEvaluation", "evaluate"]
+__all__ = ["PairEvaluation", "evaluate"]
 
 GAP = "∅"
 PICTURES = 12
-
-
-@dataclass(frozen=True)
-class ExactReport:
-    """What exact search found out about the model and about a beam; shares of the items.
-
-    Attributes:
-        width: of the beam.
-        proved: items whose most probable answer is known; the others ran out of ``max_expansions``.
-        beam_optimal: items whose beam answer is that; beam_beaten: items with a more probable answer than the beam's.
-        empty: items whose most probable answer is the empty one.
-
-    >>> ExactReport(width=5, proved=1.0, beam_optimal=0.99, beam_beaten=0.01, empty=0.0).beam_optimal
-    0.99
-    """
-
-    width: int
-    proved: float
-    beam_optimal: float
-    beam_beaten: float
-    empty: float
 
 
 @dataclass(frozen=True)
@@ -68,7 +52,7 @@ class PairEvaluation(Evaluation):
     }
 
     search: str = "beam"
-    exact: ExactReport | None = None
+    exact: OptimalityReport | None = None
 
     @property
     def words_per_second(self) -> float:
@@ -81,21 +65,27 @@ class PairEvaluation(Evaluation):
 
     def remarks(self) -> list[str]:
         """What exact search found out."""
-        exact = self.exact
-        if exact is None:
+        if self.exact is None:
             return []
-        found = f"{exact.beam_optimal:8.2%}, a better answer {exact.beam_beaten:.2%}"
+        shares = _shares(self.exact)
+        found = f"{shares['beam_optimal']:8.2%}, a better answer {shares['beam_beaten']:.2%}"
         return [
-            f"proved the most probable      {exact.proved:8.2%} of items",
-            f"beam {exact.width} finds it already      {found}",
-            f"it is the empty answer        {exact.empty:8.2%}",
+            f"proved the most probable      {shares['proved']:8.2%} of items",
+            f"beam {self.exact.width} finds it already      {found}",
+            f"it is the empty answer        {shares['empty']:8.2%}",
         ]
 
     def to_json(self) -> dict[str, Any]:
         """All figures as ``json`` can write them."""
         scores = {key: score.to_json() for key, score in self.scores.items()}
-        exact = {"exact": dataclasses.asdict(self.exact)} if self.exact else {}
+        exact = {"exact": _shares(self.exact)} if self.exact else {}
         return {"items": self.items, "words_per_second": self.speed, "scores": scores, **exact}
+
+
+def _shares(report: OptimalityReport) -> dict[str, Any]:
+    """What exact search found out, of all items."""
+    counts = {name: getattr(report, name) for name in ("proved", "beam_optimal", "beam_beaten", "empty")}
+    return {"width": report.width} | {name: count / max(1, report.items) for name, count in counts.items()}
 
 
 @dataclass(frozen=True)
@@ -123,15 +113,14 @@ def evaluate(
     """Predict every source of a file, compare with its targets, write ``RUN/evaluation/NAME/``.
 
     Args:
-        run: run directory.
         spec: TSV file or ``NAME:SPLIT``.
         k: answers per source; WER@k is given for 1 < k' <= k among 3, 5, 10 and k itself.
         how: the search; beam of width 5 by default.
         references: ``each`` counts every line; ``any`` counts each source once and accepts any of its targets.
-        name: of the evaluation; the file's stem by default.
         precision: ``float32``; on the CPU also ``bf16`` or ``int8``.
         ensemble: runs that answer with this one; vote: by a vote instead of the mean of their probabilities.
-        listener: called with ``{"event": "predicted", "done": n, "of": m}``.
+
+    Others as those of :meth:`~thalweg.tasks.base.Task.evaluate`.
 
     >>> evaluate("absent", "cmudict:dev")
     Traceback (most recent call last):
@@ -151,7 +140,10 @@ def evaluate(
     predictions = list(_predict(transducer, items, k, how, listener))
     speed = len(items) / (time.perf_counter() - began)
 
-    exact = _compare(transducer, items, predictions, how) if how.search == "exact" and not vote else None
+    exact = None
+    if how.search == "exact" and not vote:
+        beam = _predict(transducer, items, 1, dataclasses.replace(how, search="beam"), None)
+        exact = OptimalityReport.compare(_first(predictions), _first(beam), width=how.width)
     split = transducer.target.symbols.split
     answers = [[answer.symbols for answer in p.answers] for p in predictions]
     gold = [[split(text) for text in item.references] for item in items]
@@ -173,12 +165,12 @@ def evaluate(
         "version": thalweg.__version__,
     }
     if exact:
-        facts["exact"] = dataclasses.asdict(exact)
+        facts["exact"] = _shares(exact)
     if ensemble:
         facts["ensemble"] = {"runs": [str(run) for run in ensemble], "vote": vote}
     if precision != "float32":
         facts["precision"] = precision
-    _write(directory / "metrics.json", json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+    write_text(directory / "metrics.json", json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
     _write_predictions(directory, items, predictions, answers, gold)
     _write_tables(directory, items, answers, gold, transducer)
     _write_attention(directory, transducer, items, predictions, answers, gold)
@@ -198,30 +190,21 @@ def _items(pairs: PairFile, references: str) -> list[_Item]:
     return [_Item(pair.source, (pair.target,), pair.features) for pair in pairs.pairs]
 
 
-def _compare(
-    transducer: Predictor, items: list[_Item], predictions: list[Prediction], how: SearchConfig
-) -> ExactReport:
-    """How often a beam finds what exact search proves."""
-    proved = optimal = beaten = empty = 0
-    beam = dataclasses.replace(how, search="beam")
-    for exact, other in zip(predictions, _predict(transducer, items, 1, beam, None), strict=True):
-        if not exact.answers:
-            continue
-        best, guess = exact.answers[0], other.answers[0] if other.answers else None
-        # Rounding may differ between two runs of the model; that is no better answer.
-        worse = guess is None or not guess.finished or best.log_prob > guess.log_prob + 1e-5
-        proved += best.optimal is True
-        optimal += best.optimal is True and not worse
-        beaten += best.finished and worse
-        empty += best.optimal is True and not best.symbols
-    n = max(1, len(items))
-    return ExactReport(
-        width=how.width, proved=proved / n, beam_optimal=optimal / n, beam_beaten=beaten / n, empty=empty / n
+def _first(predictions: Iterable[Prediction]) -> Hypotheses:
+    """The first answer of each prediction, as a search gives it; of its symbols only the number is there."""
+    none = Answer("", (), -math.inf, False)
+    best = [prediction.answers[0] if prediction.answers else none for prediction in predictions]
+    return Hypotheses(
+        tokens=torch.zeros(len(best), 1, 0, dtype=torch.long),
+        lengths=torch.tensor([[len(answer.symbols) + answer.finished] for answer in best]),
+        scores=torch.tensor([[answer.log_prob] for answer in best], dtype=torch.float64),
+        finished=torch.tensor([[answer.finished] for answer in best]),
+        optimal=torch.tensor([answer.optimal is True for answer in best]),
     )
 
 
 def _predict(
-    transducer: Predictor,
+    transducer: Transducer,
     items: list[_Item],
     k: int,
     how: SearchConfig,
@@ -234,10 +217,6 @@ def _predict(
         if listener and (done % 256 == 0 or done == len(items)):
             listener({"event": "predicted", "done": done, "of": len(items)})
         yield prediction
-
-
-def _write(path: Path, text: str) -> None:
-    write_atomically(path, text.encode())
 
 
 def _write_predictions(
@@ -259,7 +238,7 @@ def _write_predictions(
             "edits": edits,
         }
         lines.append(json.dumps(record, ensure_ascii=False) + "\n")
-    _write(directory / "predictions.jsonl", "".join(lines))
+    write_text(directory / "predictions.jsonl", "".join(lines))
 
 
 def _write_tables(
@@ -267,7 +246,7 @@ def _write_tables(
     items: list[_Item],
     answers: list[list[tuple[str, ...]]],
     gold: list[list[tuple[str, ...]]],
-    transducer: Predictor,
+    transducer: Transducer,
 ) -> None:
     join = transducer.target.symbols.join
     rows = ["source\treferences\tprediction\tedits\n"]
@@ -275,16 +254,16 @@ def _write_tables(
         item = items[mistake.item]
         source = f"{item.source} ({';'.join(item.features)})" if item.features else item.source
         rows.append(f"{source}\t{' | '.join(item.references)}\t{join(mistake.hypothesis)}\t{mistake.edits}\n")
-    _write(directory / "worst.tsv", "".join(rows))
+    write_text(directory / "worst.tsv", "".join(rows))
     rows = ["gold\tpredicted\tcount\n"]
     for confusion in confusions(answers, gold):
         rows.append(f"{confusion.gold or GAP}\t{confusion.predicted or GAP}\t{confusion.count}\n")
-    _write(directory / "confusions.tsv", "".join(rows))
+    write_text(directory / "confusions.tsv", "".join(rows))
 
 
 def _write_attention(
     directory: Path,
-    transducer: Predictor,
+    transducer: Transducer,
     items: list[_Item],
     predictions: list[Prediction],
     answers: list[list[tuple[str, ...]]],
@@ -316,7 +295,7 @@ def _write_attention(
             }
         )
     if pictures:
-        _write(path, json.dumps(pictures, ensure_ascii=False) + "\n")
+        write_text(path, json.dumps(pictures, ensure_ascii=False) + "\n")
 
 
 def _spread(rows: list[int], count: int) -> list[int]:

@@ -27,12 +27,7 @@ class PairRemedies(Remedies):
     model: ModelConfig
 
     def paths(self, stack: str = "") -> tuple[str, ...]:
-        """Open a way through many layers of a stack.
-
-        >>> from thalweg.tasks.registry import build_config
-        >>> PairRemedies(build_config({})).paths()
-        ('model.residual=residual', 'model.norm=layer')
-        """
+        """Open a way through many layers of a stack."""
         model = self.model
         if not isinstance(model, Seq2SeqConfig):
             return ("model.norm=pre",) if model.norm == "post" else ("training.warmup=4000",)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from thalweg.data import Batch, Batches
+from thalweg.data import Batch
 from thalweg.diagnostics.gradient_flow import gradient_flow, run_watched
 from thalweg.diagnostics.image_layers import place_of
 from thalweg.diagnostics.jacobians import graph_jacobians, span_spectra
@@ -25,6 +25,7 @@ from thalweg.tasks.diagnosis.findings import Finding
 from thalweg.tasks.diagnosis.measures import DepthSpectrum, Diagnosis, LayerSpans, Reading, train_a_little
 from thalweg.tasks.report.diagnosis import time_section
 from thalweg.tasks.transduce.findings import PairRemedies, pair_findings
+from thalweg.tasks.transduce.training import batches_of
 
 if TYPE_CHECKING:
     from thalweg.tasks.transduce.subject import PairSubject
@@ -88,9 +89,8 @@ def diagnose_pairs(subject: PairSubject, *, rows: int = 32, steps: int = 8) -> P
         reading = _reading(model, batch)
     finally:
         model.train(mode)
-    batches = Batches(
-        list(subject.examples), size=subject.config.training.batch_size, seed=subject.config.training.seed
-    )
+    training = subject.config.training
+    batches = batches_of(subject.examples, subject.target, size=training.batch_size, seed=training.seed)
     decay, flow = train_a_little(subject, flow, batches, _loss, steps)
     sizes = (batch.size, batch.source.tokens.shape[1], batch.target.tokens.shape[1])
     return PairDiagnosis(subject, sizes, flow, depth, spans, gates, decay, norms, reading, flow.norm)
@@ -114,7 +114,7 @@ def _batch(subject: PairSubject, rows: int) -> Batch:
     if len(chosen) < 2:
         raise DataError(f"{subject.data}: expected at least 2 pairs to look at, got {len(chosen)}; give more")
     device = next(subject.model.parameters()).device
-    return next(Batches(chosen, size=rows, shuffle=False).iterate(0)).to(device)
+    return next(batches_of(chosen, subject.target, size=rows, shuffle=False).iterate(0)).to(device)
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:

@@ -75,14 +75,15 @@ def build_model(
 def _model(config: TransduceConfig, source: Codec, target: Codec) -> Seq2Seq | Transformer:
     S, V = len(source.alphabet), len(target.alphabet)
     if isinstance(config.model, Seq2SeqConfig):
-        return Seq2Seq(config.model, source_size=S, target_size=V)
+        return Seq2Seq(config.model, source_size=S, target_size=V, **target.special)
     copies = None
     if config.model.pointer:
         # A source symbol copies to the target symbol that is written alike.
-        same = [target.alphabet.encode([symbol])[0] for symbol in source.alphabet.symbols]
-        nothing = [-1] * (S - len(same))  # unknown, padding, begin and end
-        copies = torch.tensor(nothing + [number or -1 for number in same])
-    return Transformer(config.model, source_size=S, target_size=V, features=source.features, copies=copies)
+        shared = [symbol for symbol in source.alphabet.symbols if symbol in target.alphabet]
+        copies = torch.full((S,), -1)
+        copies[source.alphabet.encode(shared)] = torch.tensor(target.alphabet.encode(shared), dtype=torch.long)
+    own = {"features": source.features, "copies": copies, **target.special}
+    return Transformer(config.model, source_size=S, target_size=V, **own)
 
 
 def _without_pointer(config: TransduceConfig) -> TransduceConfig:

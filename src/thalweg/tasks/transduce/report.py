@@ -7,9 +7,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from thalweg.tasks.report.page import bar
 from thalweg.tasks.report.part import ReportPart
 from thalweg.tasks.report.run import EvaluationRecord, RunRecord
+from thalweg.tasks.report.tables import table_of
 from thalweg.tasks.report.text import (
+    as_list,
     as_number,
     describe,
     difference,
@@ -80,7 +83,18 @@ class StringReport(ReportPart):
 
     def remarks(self, metrics: dict[str, Any]) -> str:
         """What exact search found out, where it was used."""
-        return _exact(metrics)
+        exact = metrics.get("exact")
+        if not isinstance(exact, dict):
+            return ""
+        names = {
+            "proved": "of the answers are proved the most probable",
+            "beam_optimal": f"are found by a beam of {figure(exact.get('width'))}",
+            "beam_beaten": "are more probable than the beam's",
+            "empty": "are empty",
+        }
+        shares = {key: as_number(exact.get(key)) for key in names}
+        parts = [f"{share:.2%} {names[key]}" for key, share in shares.items() if share is not None]
+        return f"<p>{escape('; '.join(parts))}.</p>" if parts else ""
 
     def section(self, evaluation: EvaluationRecord, place: int) -> str:
         """All that one evaluation shows of single items."""
@@ -122,22 +136,6 @@ def _others(metrics: dict[str, Any]) -> list[str]:
     ensemble = metrics.get("ensemble")
     runs = ensemble.get("runs") if isinstance(ensemble, dict) else None
     return [str(run) for run in runs] if isinstance(runs, list) else []
-
-
-def _exact(metrics: dict[str, Any]) -> str:
-    """What exact search found out, where it was used."""
-    exact = metrics.get("exact")
-    if not isinstance(exact, dict):
-        return ""
-    names = {
-        "proved": "of the answers are proved the most probable",
-        "beam_optimal": f"are found by a beam of {figure(exact.get('width'))}",
-        "beam_beaten": "are more probable than the beam's",
-        "empty": "are empty",
-    }
-    shares = {key: as_number(exact.get(key)) for key in names}
-    parts = [f"{share:.2%} {names[key]}" for key, share in shares.items() if share is not None]
-    return f"<p>{escape('; '.join(parts))}.</p>" if parts else ""
 
 
 def _symbols_fact(value: object) -> str:
@@ -191,7 +189,7 @@ def prediction_card(item: dict[str, Any]) -> str:
     True
     """
     references = _strings(item.get("references"))
-    answers = [each for each in _list(item.get("answers")) if isinstance(each, dict)]
+    answers = [each for each in as_list(item.get("answers")) if isinstance(each, dict)]
     best = str(answers[0].get("text", "")) if answers else ""
     closest = _closest(best, references)
     shown = [difference(each, best) if each == closest and each != best else foreign(each) for each in references]
@@ -255,7 +253,7 @@ def attention_maps(items: Sequence[dict[str, Any]] | None) -> str:
 
 def _heat_map(item: dict[str, Any]) -> str:
     source, prediction = (_strings(item.get(key)) for key in ("source", "prediction"))
-    weights = _list(item.get("weights"))
+    weights = as_list(item.get("weights"))
     if not source or not prediction or not weights:
         return ""
     head = "".join(f'<th scope="col" dir="auto">{symbol(each)}</th>' for each in source[:SIDE])
@@ -283,7 +281,7 @@ def _heat_map(item: dict[str, Any]) -> str:
 
 
 def _cells(row: object, source: Sequence[str], target: str) -> str:
-    numbers = [as_number(each) or 0.0 for each in _list(row)[: len(source)]]
+    numbers = [as_number(each) or 0.0 for each in as_list(row)[: len(source)]]
     numbers += [0.0] * (len(source) - len(numbers))
     return "".join(
         f'<td style="--w:{min(max(number, 0.0), 1.0):.3g}"'
@@ -303,20 +301,15 @@ def confusion_table(rows: Sequence[tuple[str, str, int]] | None) -> str:
     if not rows:
         return note("No symbol was confused with another.")
     most = max(count for _, _, count in rows) or 1
-    body = "".join(
+    body = [
         f'<tr><td class="symbol" dir="auto">{symbol(gold)}</td>'
         f'<td class="symbol" dir="auto">{symbol(guess)}</td>'
-        f'<td class="muted">{_kind(gold, guess)}</td><td class="number">{figure(count)}</td>'
-        '<td class="wide"><div class="bar plain">'
-        f'<i class="fill" style="width:{100 * count / most:.1f}%"></i></div></td></tr>'
+        f'<td class="muted">{"added" if gold == "∅" else "left out" if guess == "∅" else "changed"}</td>'
+        f'<td class="number">{figure(count)}</td>'
+        f'<td class="wide">{bar(count / most)}</td></tr>'
         for gold, guess, count in rows
-    )
-    head = "<th>expected</th><th>predicted</th><th></th><th class=number>count</th><th class=wide></th>"
-    return f'<div class="card scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _kind(gold: str, guess: str) -> str:
-    return "added" if gold == "∅" else "left out" if guess == "∅" else "changed"
+    ]
+    return table_of(("expected", "predicted", "", "#count", ""), body)
 
 
 def worst_table(rows: Sequence[Sequence[str]] | None) -> str:
@@ -329,23 +322,18 @@ def worst_table(rows: Sequence[Sequence[str]] | None) -> str:
         return note("worst.tsv is absent.")
     if not rows:
         return note("Nothing was wrong.")
-    body = "".join(
+    body = [
         f'<tr><td dir="auto">{foreign(source)}</td><td dir="auto">{foreign(reference)}</td>'
         f'<td dir="auto">{_against_closest(guess, reference)}</td>'
         f'<td class="number">{escape(edits)}</td></tr>'
         for source, reference, guess, edits in rows
-    )
-    head = "<th>source</th><th>expected</th><th>predicted</th><th class=number>edits</th>"
-    return f'<div class="card scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    ]
+    return table_of(("source", "expected", "predicted", "#edits"), body)
 
 
 def _against_closest(guess: str, references: str) -> str:
     return difference(guess, _closest(guess, references.split(" | ")) or "") if guess else symbol("")
 
 
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _strings(value: object) -> list[str]:
-    return [value] if isinstance(value, str) else [str(each) for each in _list(value)]
+    return [value] if isinstance(value, str) else [str(each) for each in as_list(value)]

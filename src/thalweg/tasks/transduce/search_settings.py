@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from thalweg.errors import ConfigError, nearest
-from thalweg.limits import ANSWERS, COMPARED, COUNT, LENGTH, SEED, check_numbers
+from thalweg.errors import ConfigError
+from thalweg.limits import ANSWERS, COMPARED, COUNT, LENGTH, SEED, check_choices, check_numbers
 
 __all__ = ["SAMPLING", "SearchConfig", "SearchName"]
 
@@ -72,10 +72,7 @@ class SearchConfig:
     prefix: str = ""
 
     def __post_init__(self) -> None:
-        if self.search not in get_args(SearchName):
-            raise ConfigError(
-                f"search.search `{self.search}` is not known; {nearest(self.search, get_args(SearchName))}"
-            )
+        check_choices(self, "search")
         check_numbers(self, "search", 1, ANSWERS, "width")
         check_numbers(self, "search", 1, COMPARED, "samples")
         check_numbers(self, "search", 0, LENGTH, "max_length", "min_length")
@@ -104,11 +101,9 @@ class SearchConfig:
             raise ConfigError(f"search.groups must be at most search.width = {self.width}, got {self.groups}")
         if self.groups and self.width % self.groups:
             raise ConfigError(f"search.groups must divide search.width = {self.width}, got {self.groups}")
-        for name in ("lexicon", "prefix"):
+        for name in ("lexicon", "prefix", "min_length"):
             if getattr(self, name) and self.search in UNCONSTRAINED:
                 raise ConfigError(f"search.{name} does not go with `{self.search}` search; use another such as `beam`")
-        if self.min_length and self.search in UNCONSTRAINED:
-            raise ConfigError(f"search.min_length does not go with `{self.search}` search; use another such as `beam`")
 
     @property
     def draws(self) -> bool:

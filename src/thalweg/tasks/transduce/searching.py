@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thalweg.data import EOS
 from thalweg.data.text.readers import read_sources
 from thalweg.errors import ConfigError, DataError
 from thalweg.inference import (
@@ -122,7 +121,8 @@ def lexicon_trie(path: str, target: Codec) -> Trie:
         raise DataError(
             f"{path}: expected answers that the model can write, got none of {len(words)} such as `{shown}`"
         )
-    return Trie([target.alphabet.encode(word) for word in writable], vocab_size=len(target.alphabet), eos=EOS)
+    ids = [target.alphabet.encode(word) for word in writable]
+    return Trie(ids, vocab_size=len(target.alphabet), eos=target.alphabet.eos)
 
 
 def best_by_risk(found: Hypotheses, k: int) -> Hypotheses:

@@ -9,7 +9,7 @@ from typing import ClassVar, cast
 import torch
 from torch import nn
 
-from thalweg.data import Batches, Example
+from thalweg.data import Example
 from thalweg.data.text.named_pairs import open_pairs
 from thalweg.errors import DataError
 from thalweg.tasks.config import config_from
@@ -19,7 +19,7 @@ from thalweg.tasks.transduce.codec import Codec
 from thalweg.tasks.transduce.config import TransduceConfig
 from thalweg.tasks.transduce.measures import PairDiagnosis, diagnose_pairs
 from thalweg.tasks.transduce.models import build_model
-from thalweg.tasks.transduce.training import prepare
+from thalweg.tasks.transduce.training import batches_of, prepare
 from thalweg.tasks.transduce.transducer import load
 
 __all__ = ["PairSubject", "open_pairs_subject"]
@@ -46,6 +46,7 @@ class PairSubject(Subject):
 
     config: TransduceConfig
     examples: tuple[Example, ...]
+    target: Codec
 
     def measure(self, rows: int, steps: int) -> PairDiagnosis:
         """All that applies to a transducer."""
@@ -73,16 +74,18 @@ def open_pairs_subject(
         config = config_from(as_begun(run.meta["config"], TransduceConfig), TransduceConfig, where=str(trained))
         spec = data or config.data.dev or config.data.train
         examples = _examples(spec, root, run.source, run.target)
-        return PairSubject(name, True, cast(nn.Module, run.model), config, planned_steps(trained), spec, examples)
+        steps = planned_steps(trained)
+        return PairSubject(name, True, cast(nn.Module, run.model), config, steps, spec, examples, run.target)
     assert config is not None
     ready = prepare(config, root)
     torch.manual_seed(config.training.seed)
     model = build_model(config, ready.source, ready.target).to(device)
-    batches = Batches(ready.examples, size=config.training.batch_size, tokens=config.training.batch_tokens)
+    sizes = {"size": config.training.batch_size, "tokens": config.training.batch_tokens}
+    batches = batches_of(ready.examples, ready.target, **sizes)
     steps = config.training.planned(len(batches)).epochs * len(batches)
     spec = data or config.data.train
     examples = _examples(data, root, ready.source, ready.target) if data else tuple(ready.examples)
-    return PairSubject(name, False, model, config, steps, spec, examples)
+    return PairSubject(name, False, model, config, steps, spec, examples, ready.target)
 
 
 def _examples(spec: str, root: Path | None, source: Codec, target: Codec) -> tuple[Example, ...]:

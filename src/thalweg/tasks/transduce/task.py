@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from thalweg.data import EOS, UNK, Alphabet, Symbols, pad
+from thalweg.data import Alphabet, Symbols, pad
 from thalweg.errors import ConfigError
 from thalweg.tasks.base import Shown, Task
 from thalweg.tasks.runs import TrainResult
@@ -116,13 +116,14 @@ class Transduction(Task):
     def example(self, config: TransduceConfig, run: Path | None = None, **sizes: Any) -> Shown:
         """A model with a source and a target of ``length`` symbols, for ``symbols`` a side where there is no run."""
         if run is not None:
-            model = load(run, device="cpu").model
+            trained = load(run, device="cpu")
+            model, side = trained.model, trained.target
             assert isinstance(model, nn.Module)
         else:
             side = Codec(Symbols(), Alphabet.build([[str(n)] for n in range(sizes.get("symbols", 40))]))
             model = build_model(config, side, side)
         length = sizes.get("length", 10)
-        row = pad([[*[UNK] * (length - 1), EOS]])
+        row = pad([[side.alphabet.unk] * (length - 1)], end=side.alphabet.eos)
         return Shown(model, (row, row), f"a source and a target of {length} symbols")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import thalweg
 from thalweg.data import Alphabet, Batch, Batches, Example, PairFile, Symbols, guess_symbols
+from thalweg.data.datasets import unit_hash
 from thalweg.data.text.named_pairs import open_pairs
 from thalweg.errors import ConfigError, DataError
 from thalweg.learning.losses import sequence_nll
@@ -21,7 +22,7 @@ from thalweg.learning.losses.sequences import SequenceLoss
 from thalweg.learning.trainer import Trainer, Watch, resolve_device
 from thalweg.limits import check_threads, within_memory
 from thalweg.metrics import score_strings
-from thalweg.tasks.config import as_settings, to_yaml
+from thalweg.tasks.config import as_settings
 from thalweg.tasks.runs import Listener, RunLog, TrainResult, goes_on
 from thalweg.tasks.transduce.codec import Codec, tag_symbol
 from thalweg.tasks.transduce.config import TransduceConfig
@@ -29,7 +30,7 @@ from thalweg.tasks.transduce.models import SequenceModel, build_model
 from thalweg.tasks.transduce.searching import forced_prefix, lexicon_trie
 from thalweg.tasks.transduce.transducer import Transducer
 
-__all__ = ["Prepared", "TrainResult", "prepare", "train", "words_of"]
+__all__ = ["Prepared", "batches_of", "prepare", "train", "words_of"]
 
 
 @within_memory("lower training.batch_size, the sizes of the model or search.width, or split the longest lines")
@@ -42,15 +43,7 @@ def train(
     root: Path | None = None,
     watch: Watch | None = None,
 ) -> TrainResult:
-    """Train a model on pairs of strings; the run directory gets the model, the log and what resuming needs.
-
-    Args:
-        config: data, model, training and dev search.
-        out: the run directory; one that holds a run already is an error unless ``resume``.
-        resume: go on from ``last.safetensors``; the result equals an uninterrupted run's.
-        listener: called with every event; ``step`` events are not logged, all others are.
-        root: folder of known data sets, for ``NAME:SPLIT``.
-        watch: looks at some steps; what it finds is logged. The weights are the same with it and without.
+    """Train a model on pairs of strings; arguments as those of :meth:`~thalweg.tasks.base.Task.train`.
 
     >>> train(TransduceConfig(), "runs/names")
     Traceback (most recent call last):
@@ -62,8 +55,9 @@ def train(
     resume = goes_on(out, resume)
     training, dev = _read_splits(config, root)
     source, target = _codecs(config, training)
-    batches = Batches(
+    batches = batches_of(
         _examples(training, source, target),
+        target,
         size=config.training.batch_size,
         tokens=config.training.batch_tokens,
         seed=config.training.seed,
@@ -92,12 +86,9 @@ def train(
         listener=log,
         watch=watch,
     )
-    log.open(to_yaml(config), meta, resume=resume)
-    start = _start_event(trainer, training, dev, source, target, resume)
-    names = {"cer": "PER"} if target.symbols.kind == "spaced" else {}
-    log.begin(start, len(training), _lines(start, config), names=names)
-    progress = trainer.fit(batches, resume=resume)
-    return TrainResult(out, progress.finished, progress.best_epoch, progress.best_metrics, progress.seconds)
+    facts = _facts(training, dev, source, target)
+    told = {"lines": _lines(facts, config), "names": {"cer": "PER"} if target.symbols.kind == "spaced" else {}}
+    return log.train(trainer, batches, config, facts, len(training), resume=resume, **told)
 
 
 @dataclass(frozen=True)
@@ -130,7 +121,7 @@ def _read_splits(config: TransduceConfig, root: Path | None) -> tuple[PairFile, 
         return training, open_pairs(config.data.dev, root, features=training.featured)
     # By a hash of the source: its targets stay together, and the choice never moves between runs.
     share = config.data.held_out
-    held = {s for s in set(training.sources()) if _unit_hash(s) < share}
+    held = {s for s in set(training.sources()) if unit_hash(s) < share}
     dev = [pair for pair in training.pairs if pair.source in held]
     rest = [pair for pair in training.pairs if pair.source not in held]
     if not dev or not rest:
@@ -147,10 +138,6 @@ def _digest(pairs: PairFile) -> str:
         columns = (pair.source, pair.target, *([";".join(pair.features)] if pair.features else []))
         digest.update(("\t".join(columns) + "\n").encode())
     return digest.hexdigest()[:16]
-
-
-def _unit_hash(text: str) -> float:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
 def _codecs(config: TransduceConfig, training: PairFile) -> tuple[Codec, Codec]:
@@ -175,6 +162,16 @@ def _examples(pairs: PairFile, source: Codec, target: Codec) -> list[Example]:
     return [Example(source.encode(pair.source, pair.features), target.encode(pair.target)) for pair in pairs.pairs]
 
 
+def batches_of(examples: Sequence[Example], target: Codec, **options: Any) -> Batches:
+    """Batches that end and are filled up as the target side has it; options as those of ``Batches``.
+
+    >>> side = Codec(Symbols(), Alphabet.build(["ab"]))
+    >>> next(batches_of([Example((4,), (5,))], side, size=1).iterate(0)).target.tokens
+    tensor([[5, 3]])
+    """
+    return Batches(examples, pad=target.alphabet.pad, end=target.alphabet.eos, **options)
+
+
 def _loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
     losses = sequence_nll(model(batch.source, batch.target), batch.target.tokens, batch.target.mask)
     return losses.sum(), int(batch.target.lengths.sum())
@@ -188,7 +185,7 @@ def _dev_evaluator(
     if config.search.lexicon:
         lexicon_trie(config.search.lexicon, target)
     examples = _examples(dev, source, target)
-    batches = Batches(examples, size=256, shuffle=False)
+    batches = batches_of(examples, target, size=256, shuffle=False)
     gold = [[target.symbols.split(pair.target)] for pair in dev.pairs]
     words = words_of(target, dev.targets())
 
@@ -220,26 +217,14 @@ def words_of(target: Codec, texts: Sequence[str]) -> Literal["item", "space"]:
     return "space" if sum(" " in text.strip() for text in texts) * 2 > len(texts) else "item"
 
 
-def _start_event(
-    trainer: Trainer, training: PairFile, dev: PairFile, source: Codec, target: Codec, resumed: bool
-) -> dict[str, Any]:
+def _facts(training: PairFile, dev: PairFile, source: Codec, target: Codec) -> dict[str, Any]:
+    tags = {"features": len(source.features)} if source.features else {}
     return {
-        "event": "start",
-        "version": thalweg.__version__,
-        "torch": torch.__version__,
-        "device": str(trainer.device),
-        "parameters": sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad),
         "train": {"path": training.path, "pairs": len(training), "summary": training.summary()},
         "dev": {"path": dev.path, "pairs": len(dev), "summary": dev.summary()},
-        "source": {"symbols": str(source.symbols), "size": len(source.alphabet), **_tags(source)},
+        "source": {"symbols": str(source.symbols), "size": len(source.alphabet), **tags},
         "target": {"symbols": str(target.symbols), "size": len(target.alphabet)},
-        "epochs": trainer.config.epochs,
-        "resumed": resumed,
     }
-
-
-def _tags(source: Codec) -> dict[str, int]:
-    return {"features": len(source.features)} if source.features else {}
 
 
 def _lines(start: dict[str, Any], config: TransduceConfig) -> list[str]:

@@ -10,14 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from thalweg.data import EOS, pad
+from thalweg.data import pad
 from thalweg.errors import ConfigError, DataError
-from thalweg.files import making_sense, write_atomically, writing
+from thalweg.files import write_atomically, writing
 from thalweg.inference import Hypotheses, Partial, Trie, stream
-from thalweg.learning.checkpoint import load_checkpoint
+from thalweg.layers.padded import Padded
 from thalweg.learning.trainer import resolve_device
 from thalweg.limits import ANSWERS, COUNT, LENGTH, within_memory
-from thalweg.tasks.config import config_from
+from thalweg.tasks.runs import opened
 from thalweg.tasks.transduce.answers import (
     Answer,
     Prediction,
@@ -84,9 +84,12 @@ class Transducer:
 
         ``more`` goes to the search as it is (``return_tree``, ``on_step``).
         """
-        inputs = pad(sources).to(self.device)
+        inputs = self._padded(sources, self.source)
         found = self._plan(len(sources), k, how, generator).run(self.model, inputs, **more)
         return best_by_risk(found, k) if how.search == "mbr" else found
+
+    def _padded(self, rows: Sequence[Sequence[int]], side: Codec) -> Padded:
+        return pad(rows, pad=side.alphabet.pad).to(self.device)
 
     def _plan(self, count: int, k: int, how: SearchConfig, generator: torch.Generator | None) -> Plan:
         prefix = None
@@ -224,7 +227,7 @@ class Transducer:
         if not self.source.symbols.split(text):
             return
         search, options = self._plan(1, 1, how, None)
-        for found in stream(search, self.model, pad([ids]).to(self.device), **options):
+        for found in stream(search, self.model, self._padded([ids], self.source), **options):
             if isinstance(found, Partial):
                 best = int(found.scores.argmax())
                 symbols = self.target.alphabet.decode(found.tokens[best].tolist())
@@ -243,7 +246,7 @@ class Transducer:
         ids = self.source.encode(source.text, source.features)
         tree = self.search([ids], k=how.width, how=how, return_tree=True).tree
         assert tree is not None
-        names = ("\ufffd", "<pad>", "<s>", "</s>", *self.target.alphabet.symbols)
+        names = self.target.alphabet.names
         if path.suffix == ".dot":
             write_atomically(path, (tree.to_dot(0, names, dropped=how.width) + "\n").encode())
             return
@@ -259,12 +262,12 @@ class Transducer:
         real = [(source, answer) for source, answer in pairs if source]
         if not real:
             return [None] * len(pairs)
-        sources = pad([self.source.alphabet.encode(source) for source, _ in real]).to(self.device)
-        ends = [(EOS,) if answer.finished else () for _, answer in real]
+        sources = self._padded([self.source.alphabet.encode(source) for source, _ in real], self.source)
+        ends = [(self.target.alphabet.eos,) if answer.finished else () for _, answer in real]
         answers = [
             (*self.target.alphabet.encode(answer.symbols), *end) for (_, answer), end in zip(real, ends, strict=True)
         ]
-        targets = pad(answers).to(self.device)
+        targets = self._padded(answers, self.target)
         with torch.no_grad():
             weights = self.model.attention_weights(sources, targets)
         if weights is None:
@@ -288,12 +291,8 @@ def load(run: str | Path, *, device: str = "auto", precision: str = "float32") -
     ...
     thalweg.errors.CheckpointError: absent/model.safetensors: expected a checkpoint, got no such file; ...
     """
-    path = Path(run)
-    path = path if path.is_file() else path / "model.safetensors"
-    checkpoint = load_checkpoint(path)
-    meta = checkpoint.meta
-    with making_sense(path, "expected a transduction model, got something else", "train it again"):
-        config = config_from(meta["config"], TransduceConfig, where=str(path))
+    with opened(run, "transduction", TransduceConfig) as (checkpoint, config):
+        meta = checkpoint.meta
         source, target = Codec.from_json(meta["source"]), Codec.from_json(meta["target"])
         model = load_model(config, source, target, checkpoint.tensors)
         longest = int(meta["longest"])

@@ -1,0 +1,1 @@
+"""Thalweg beside its peers, a file or folder for each capability: ``python -m benchmarks`` lists them."""
