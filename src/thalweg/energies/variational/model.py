@@ -135,17 +135,19 @@ class VAE(Estimator):
     def _loss(self, x: Tensor, weight: float, floor: float, samples: int) -> Tensor:
         q = self._posterior(x)
         fit = expectation(lambda z: self.decode(z).log_prob(x), q, samples=samples)
-        return weight * free_bits(self._divergences(q), floor) - fit
+        return weight * free_bits(_divergences(q), floor) - fit
+
+    def divergences(self, x: Tensor) -> Tensor:
+        """KL(q(z_d | x) || N(0, 1)), what each latent dimension says about x in nats: ``(B, latent)``.
+
+        >>> VAE(VAEConfig(shape=(4,), hidden=(8,))).divergences(torch.ones(3, 4)).shape
+        torch.Size([3, 2])
+        """
+        return _divergences(self.posterior(x))
 
     def _posterior(self, x: Tensor) -> Independent:
         mean, raw = self.encoder(x).chunk(2, dim=-1)
         return Independent(Normal(mean, (_WIDEST * (raw / _WIDEST).tanh()).exp(), validate_args=False), 1)
-
-    @staticmethod
-    def _divergences(q: Independent) -> Tensor:
-        """KL(q || N(0, I)) by dimension, (B, latent)."""
-        base: Any = q.base_dist
-        return kl_divergence(base, Normal(torch.zeros_like(base.loc), torch.ones_like(base.scale)))
 
     def _log_joint(self, x: Tensor, z: Tensor) -> Tensor:
         prior = -0.5 * (z.square() + math.log(2 * math.pi)).sum(-1)
@@ -283,6 +285,11 @@ class VAE(Estimator):
     def _place(self) -> tuple[torch.device, torch.dtype]:
         first = next(self.parameters())
         return first.device, first.dtype
+
+
+def _divergences(q: Independent) -> Tensor:
+    base: Any = q.base_dist
+    return kl_divergence(base, Normal(torch.zeros_like(base.loc), torch.ones_like(base.scale)))
 
 
 def _weight(how: VAETraining, step: int, epoch_steps: int) -> float:
