@@ -27,9 +27,12 @@ from thalweg.energies.latent import Answers, BranchEnergy, CircleEnergy, LatentE
 from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
 from thalweg.energies.transformer.huggingface import ConvertedTransformer, GenerationRules, from_huggingface
 from thalweg.energies.transformer.model import Transformer, TransformerConfig
+from thalweg.energies.variational.config import VAEConfig, VAETraining
+from thalweg.energies.variational.model import VAE
 
 __all__ = [
     "HMM",
+    "VAE",
     "Answers",
     "BranchEnergy",
     "CircleEnergy",
@@ -54,6 +57,8 @@ __all__ = [
     "Seq2SeqConfig",
     "Transformer",
     "TransformerConfig",
+    "VAEConfig",
+    "VAETraining",
     "analyse_memory",
     "classify_states",
     "draw_points",

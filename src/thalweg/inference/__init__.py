@@ -28,6 +28,8 @@ from thalweg.inference.structures.base import Structure
 from thalweg.inference.structures.chain import LinearChain
 from thalweg.inference.structures.sparsemap import SparseMode, sparse_map, sparse_map_loss
 from thalweg.inference.structures.tag_schemes import TagConstraints, span_tags, tag_constraints, tag_spans
+from thalweg.inference.variational.bounds import cyclic_anneal, elbo, free_bits, importance_bound, linear_anneal
+from thalweg.inference.variational.expectations import MovingAverage, expectation, leave_one_out
 from thalweg.kernels.potentials import SparseTransitions
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "Hypotheses",
     "LinearChain",
     "MarkovModel",
+    "MovingAverage",
     "NotMonotoneError",
     "OptimalityReport",
     "Partial",
@@ -54,9 +57,16 @@ __all__ = [
     "Walk",
     "beam_search",
     "cccp",
+    "cyclic_anneal",
+    "elbo",
     "exact_search",
+    "expectation",
+    "free_bits",
     "greedy",
+    "importance_bound",
     "langevin",
+    "leave_one_out",
+    "linear_anneal",
     "majority_vote",
     "minimum_bayes_risk",
     "optimality_report",

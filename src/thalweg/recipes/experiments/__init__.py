@@ -11,6 +11,7 @@ from typing import Any
 
 from thalweg.errors import ConfigError, nearest
 from thalweg.files import write_atomically
+from thalweg.recipes.experiments.autoencoder import AutoencoderSettings, run_autoencoder
 from thalweg.recipes.experiments.capacity import CapacitySettings, run_capacity
 from thalweg.recipes.experiments.decay import DecaySettings, run_decay
 from thalweg.recipes.experiments.densities import DensitiesSettings, run_densities
@@ -41,6 +42,7 @@ class Experiment:
 
 # What a recipe may name as its `experiment`.
 EXPERIMENTS: dict[str, Experiment] = {
+    "autoencoder": Experiment(AutoencoderSettings, run_autoencoder),
     "capacity": Experiment(CapacitySettings, run_capacity),
     "decay": Experiment(DecaySettings, run_decay),
     "densities": Experiment(DensitiesSettings, run_densities),

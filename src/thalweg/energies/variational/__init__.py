@@ -1,0 +1,1 @@
+"""Models with continuous latent variables whose posterior is bounded, not computed."""

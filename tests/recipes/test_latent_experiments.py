@@ -1,0 +1,76 @@
+"""The experiments on latent variables, made small: autoencoders of digits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from thalweg.errors import ConfigError
+from thalweg.recipes import load_recipe, run_recipe
+from thalweg.recipes.experiments import EXPERIMENTS, build_settings
+from thalweg.recipes.experiments.autoencoder import AutoencoderSettings, binary_digits, fit_digits
+
+SMALL = {
+    "digits-vae": ["latents=[2, 3]", "hidden=[8]", "epochs=2", "importance=3", "held_out=100"],
+}
+PICTURES = {"digits-vae": ["curves", "reconstructions", "samples", "map"]}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_settings_in_the_files_are_the_defaults(name):
+    recipe = load_recipe(name)
+    assert (
+        build_settings(recipe.experiment, recipe.settings, [], where=name) == EXPERIMENTS[recipe.experiment].settings()
+    )
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_recipe_from_end_to_end(name, tmp_path):
+    recipe, lines = load_recipe(name), []
+    result = run_recipe(recipe, tmp_path, seeds=2, overrides=SMALL[name], listener=lines.append)
+    assert result.report is not None
+    assert result.report.is_file()
+    assert lines
+    assert len({tuple(row) for row in result.table}) == 1, "all rows have the same heading"
+    assert [path.name for path in result.pictures] == [f"{name}-{picture}.png" for picture in PICTURES[name]]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in result.pictures)
+    record = json.loads((tmp_path / f"results-{name}.json").read_text())
+    assert record["seeds"] == [0, 1]
+    assert run_recipe(recipe, tmp_path, seeds=2, overrides=SMALL[name]).table == result.table
+
+
+def test_digits_are_binary_and_apart():
+    train, test, train_labels, test_labels = binary_digits(300, 1)
+    assert train.shape == (1497, 8, 8)
+    assert set(train.unique().tolist()) == {0.0, 1.0}
+    assert len(train_labels) + len(test_labels) == len(train) + len(test) == 1797
+    assert not torch.equal(binary_digits(300, 0)[1], test)
+
+
+def test_the_bounds_rise_and_the_tighter_one_lies_above():
+    settings = AutoencoderSettings(epochs=10, importance=16, held_out=200)
+    threads = torch.get_num_threads()
+    model, curve = fit_digits(settings, 2, 0)
+    assert torch.get_num_threads() == threads
+    assert [row["epoch"] for row in curve] == [1, 5, 10]
+    assert curve[-1]["test iwae"] > curve[0]["test iwae"] + 3
+    for part in ("train", "test"):
+        assert curve[-1][f"{part} iwae"] > curve[-1][f"{part} elbo"]
+    again, _ = fit_digits(settings, 2, 0)
+    assert all(map(torch.equal, model.state_dict().values(), again.state_dict().values()))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: AutoencoderSettings(latents=(0,)), "`latents` must be more than 0"),
+        (lambda: AutoencoderSettings(held_out=1797), "must leave some"),
+        (lambda: AutoencoderSettings(epochs=0), r"training\.epochs"),
+        (lambda: build_settings("autoencoder", {}, ["network=densr"], where="x"), "network"),
+    ],
+)
+def test_settings_are_checked(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
