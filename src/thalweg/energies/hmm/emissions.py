@@ -8,10 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
 
-from thalweg.energies.hmm.rows import floats, from_counts, row_logarithms
+from thalweg.energies.hmm.probabilities import floats, from_counts, row_logarithms
 from thalweg.errors import ConfigError, ShapeError
 
-__all__ = ["CategoricalEmission", "DistributionEmission", "Emission", "Limits", "Trouble"]
+__all__ = [
+    "CategoricalEmission",
+    "DistributionEmission",
+    "Emission",
+    "Limits",
+    "SymbolError",
+    "Trouble",
+    "carries_graph",
+    "hold",
+]
 
 UNSEEN = 1e-8
 """Fewer observations than this were never a state's: its parameters stay as they were."""
@@ -150,6 +159,24 @@ def hold(module: nn.Module, name: str, values: Tensor) -> None:
     else:
         module.__dict__.pop(name, None)
         module.register_parameter(name, values if isinstance(values, nn.Parameter) else nn.Parameter(values.clone()))
+
+
+def carries_graph(owner: object) -> bool:
+    """Whether a module or a distribution holds a tensor, other than a module's parameters, that is part of a graph.
+
+    >>> from torch.distributions import Normal
+    >>> carries_graph(Normal(torch.zeros(2).requires_grad_(), 1.0)), carries_graph(CategoricalEmission([[1.0]]))
+    (True, False)
+    """
+    for value in vars(owner).values():
+        if isinstance(value, Tensor) and value.requires_grad:
+            return True
+        if isinstance(value, Distribution) and carries_graph(value):
+            return True
+        if isinstance(value, dict) and any(isinstance(x, Tensor) and x.requires_grad for x in value.values()):
+            if value is not getattr(owner, "_parameters", None):
+                return True
+    return False
 
 
 class CategoricalEmission(Emission):

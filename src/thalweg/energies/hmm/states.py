@@ -7,7 +7,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from thalweg.energies.hmm.rows import from_counts
+from thalweg.energies.hmm.emissions import hold
+from thalweg.energies.hmm.probabilities import from_counts
 from thalweg.errors import ConfigError
 from thalweg.kernels.potentials import SparseTransitions
 
@@ -39,35 +40,27 @@ class States(nn.Module):
             self.register_buffer("sources", log_transition.sources)
             self.register_buffer("targets", log_transition.targets)
             log_transition = log_transition.scores
-        self._given: dict[str, Tensor] = {}
-        for name, logs in (("initial", log_initial), ("transition", log_transition)):
-            if logs.requires_grad:
-                self._given[name] = logs
-            else:
-                self.register_parameter(name, nn.Parameter(logs.clone()))
+        hold(self, "initial", log_initial)
+        hold(self, "transition", log_transition)
 
     @property
     def log_initial(self) -> Tensor:
         """log pi, ``(C,)``."""
-        return self._given["initial"] if "initial" in self._given else cast(Tensor, self.initial).log_softmax(-1)
+        initial = cast(Tensor, self.initial)
+        return initial.log_softmax(-1) if isinstance(initial, nn.Parameter) else initial
 
     @property
     def log_transition(self) -> Tensor | SparseTransitions:
         """log P, ``(C, C)`` or along its edges."""
+        logits = cast(Tensor, self.transition)
         if not self.sparse:
-            return (
-                self._given["transition"]
-                if "transition" in self._given
-                else cast(Tensor, self.transition).log_softmax(-1)
-            )
-        scores = self._given.get("transition")
-        if scores is None:
-            logits = cast(Tensor, self.transition)
+            return logits.log_softmax(-1) if isinstance(logits, nn.Parameter) else logits
+        if isinstance(logits, nn.Parameter):
             top = torch.full_like(logits[:1], float("-inf")).expand(self.size)
             top = top.scatter_reduce(0, self.sources, logits.detach(), "amax")[self.sources]
             total = logits.new_zeros(self.size).index_add(0, self.sources, (logits - top).exp())
-            scores = logits - top - total.log()[self.sources]
-        return SparseTransitions(self.sources, self.targets, scores, self.size)
+            logits = logits - top - total.log()[self.sources]
+        return SparseTransitions(self.sources, self.targets, logits, self.size)
 
     @torch.no_grad()
     def maximise(self, first: Tensor, moves: Tensor, pseudo_count: float) -> None:
