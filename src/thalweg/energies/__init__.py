@@ -10,8 +10,9 @@ from thalweg.energies.densities import (
     grid_points,
 )
 from thalweg.energies.hmm.emissions import CategoricalEmission, Emission, Trouble
-from thalweg.energies.hmm.gaussian import GaussianEmission, MixtureEmission
+from thalweg.energies.hmm.gaussian import GaussianEmission
 from thalweg.energies.hmm.inference import Prediction
+from thalweg.energies.hmm.mixture import MixtureEmission
 from thalweg.energies.hmm.model import HMM
 from thalweg.energies.hmm.states import left_to_right
 from thalweg.energies.hopfield.analysis import (

@@ -73,7 +73,7 @@ class Emission(nn.Module):
     - ``draw(kinds, generator)``: an observation for each of ``(N,)`` kinds; ``free_parameters``.
 
     >>> fair_or_loaded = CategoricalEmission([[1 / 6] * 6, [0.1] * 5 + [0.5]])
-    >>> fair_or_loaded.log_prob(torch.tensor([5, 0])).exp()
+    >>> fair_or_loaded.log_prob(torch.tensor([5, 0])).exp().detach()
     tensor([[0.1667, 0.5000],
             [0.1667, 0.1000]])
     """
@@ -88,6 +88,9 @@ class Emission(nn.Module):
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Raise a ShapeError for observations of a shape that is not emitted."""
+
+    def adopt(self, values: Tensor, present: Tensor | None) -> None:
+        """Note what a fit needs to know of all the data, before anything is prepared."""
 
     def prepare(self, values: Tensor, present: Tensor | None = None) -> tuple[Tensor, ...]:
         """What every pass reads; ``present`` (M, D) is false where an entry of a vector is missing."""
@@ -173,9 +176,6 @@ def carries_graph(owner: object) -> bool:
             return True
         if isinstance(value, Distribution) and carries_graph(value):
             return True
-        if isinstance(value, dict) and any(isinstance(x, Tensor) and x.requires_grad for x in value.values()):
-            if value is not getattr(owner, "_parameters", None):
-                return True
     return False
 
 
@@ -187,16 +187,18 @@ class CategoricalEmission(Emission):
         symbols: V, where there is no table; None takes the largest symbol of the data.
         logarithms: the table holds log-probabilities.
 
-    >>> CategoricalEmission([[0.5, 0.5]]).log_table.exp()
+    >>> CategoricalEmission([[0.5, 0.5]]).log_table.exp().detach()
     tensor([[0.5000, 0.5000]])
     """
+
+    logits: Tensor | None
 
     def __init__(self, table: Any = None, *, symbols: int | None = None, logarithms: bool = False) -> None:
         super().__init__()
         if symbols is not None and (isinstance(symbols, bool) or not isinstance(symbols, int) or symbols < 1):
             raise ConfigError(f"`symbols` must be an integer of at least 1 or None, got {symbols!r}")
         self.register_parameter("logits", None)
-        self.symbols, self.normalised = symbols, False
+        self.symbols = symbols
         if table is not None:
             table = floats("emission", table)
             if table.dim() != 2 or 0 in table.shape:
@@ -292,7 +294,7 @@ class SymbolError(ShapeError):
 
 
 class DistributionEmission(Emission):
-    """Any ``torch.distributions.Distribution`` with batch shape (K,). EM leaves it as it is; gradients reach its tensors.
+    """Any ``torch.distributions.Distribution`` with batch shape (K,); EM leaves it as it is, gradients reach it.
 
     >>> from torch.distributions import Poisson
     >>> DistributionEmission(Poisson(torch.tensor([1.0, 5.0]))).log_prob(torch.tensor([1.0])).exp()

@@ -30,8 +30,8 @@ class Parts(NamedTuple):
 
     >>> from thalweg.energies.hmm.emissions import CategoricalEmission
     >>> coin = Parts(States(torch.zeros(1), torch.zeros(1, 1)), CategoricalEmission([[0.5, 0.5]]))
-    >>> coin.densities(coin.emission.parts((torch.tensor([0]),))).exp()
-    tensor([[0.5000]], grad_fn=<ExpBackward0>)
+    >>> coin.densities(coin.emission.parts((torch.tensor([0]),))).exp().detach()
+    tensor([[0.5000]])
     """
 
     states: States
@@ -53,7 +53,7 @@ class Data(NamedTuple):
         lengths: ``(B,)`` on the host, or None.
 
     >>> from thalweg.energies.hmm.sequences import known_of
-    >>> Data(known_of(torch.tensor([[0, 1]]), None, None), (torch.tensor([0, 1]),), None).count
+    >>> Data(known_of(torch.tensor([[0, 1]]), None, None), (torch.tensor([0, 1]),), None).size
     2
     """
 
@@ -62,7 +62,7 @@ class Data(NamedTuple):
     lengths: Tensor | None
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """How many observations there are."""
         return len(self.known.values)
 
@@ -170,7 +170,7 @@ def expectation_maximisation(model: Parts, data: Data, schedule: Schedule) -> Pr
         found = expect(model, data)
         total = _total(model, data, found.values, iteration)
         objective = total + _prior(model, schedule.limits)
-        noise = 64 * torch.finfo(found.values.dtype).eps * (abs(total) + data.count)
+        noise = 64 * torch.finfo(found.values.dtype).eps * (abs(total) + data.size)
         if objective < before - noise:
             raise ThalwegError(
                 f"the likelihood must not fall, got {objective:.10g} after {before:.10g} at iteration {iteration}; "
@@ -181,7 +181,7 @@ def expectation_maximisation(model: Parts, data: Data, schedule: Schedule) -> Pr
         with torch.no_grad():
             model.emission.maximise(statistics, schedule.limits)
         progress.history.append(total)
-        if objective - before < schedule.tol * data.count:
+        if objective - before < schedule.tol * data.size:
             progress.converged = True
             break
         before = objective
@@ -226,7 +226,7 @@ def climb(model: Parts, data: Data, schedule: Schedule) -> Progress:
     >>> coin.emission.log_table.exp().detach()
     tensor([[0.2500, 0.7500]])
     """
-    progress, before, count = Progress(), -math.inf, max(1, data.count)
+    progress, before, count = Progress(), -math.inf, max(1, data.size)
     chosen = [*model.states.parameters(), *model.emission.parameters()]
     optimiser = torch.optim.LBFGS(chosen, max_iter=1, line_search_fn="strong_wolfe")
     totals: list[Tensor] = []
@@ -244,7 +244,7 @@ def climb(model: Parts, data: Data, schedule: Schedule) -> Progress:
 
     for iteration in range(schedule.max_iter):
         totals.clear()
-        objective = -float(optimiser.step(closure)) * count
+        objective = -float(optimiser.step(closure).detach()) * count
         progress.history.append(_total(model, data, totals[0], iteration))
         if objective - before < schedule.tol * count:
             progress.converged = True

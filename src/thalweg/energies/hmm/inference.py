@@ -108,7 +108,7 @@ class Inference(nn.Module):
         return emission.log_table if kinds is None else emission.log_table[kinds]
 
     def _plain(self) -> torch.set_grad_enabled:
-        """Answers about states follow tensors of the caller that are part of a graph, not the model's own parameters."""
+        """Answers about states follow the caller's tensors that are part of a graph, not the model's own parameters."""
         states, emission = self.parts[:2]
         return torch.set_grad_enabled(torch.is_grad_enabled() and (carries_graph(states) or carries_graph(emission)))
 

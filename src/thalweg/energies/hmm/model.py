@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, Self
@@ -14,8 +15,9 @@ from torch.distributions import Distribution
 from thalweg.energies.estimator import Estimator
 from thalweg.energies.hmm.emissions import CategoricalEmission, DistributionEmission, Emission, Limits, Trouble
 from thalweg.energies.hmm.fitting import Parts, Progress, Schedule, climb, expectation_maximisation
-from thalweg.energies.hmm.gaussian import Covariance, GaussianEmission, MixtureEmission
+from thalweg.energies.hmm.gaussian import Covariance, GaussianEmission
 from thalweg.energies.hmm.inference import Inference, prepared_of
+from thalweg.energies.hmm.mixture import MixtureEmission
 from thalweg.energies.hmm.probabilities import floats, row_logarithms, sparse_logarithms
 from thalweg.energies.hmm.sequences import Known, Sequences, known_of, read_sequences
 from thalweg.energies.hmm.start import begin
@@ -39,9 +41,9 @@ class HMM(Inference, Estimator):
     Viterbi decoding and the likelihood are its marginals, mode and log-partition. Rabiner (1989).
 
     What is given is the model until :meth:`fit`, and where :meth:`fit` begins; what is not given begins with the data.
-    Probabilities of 0 are structure: they stay 0, and their gradient is 0. The parameters are those of a module (logits,
-    means, log-scales) and can be trained by any optimiser on :meth:`log_likelihood`, the energies or :meth:`chain`;
-    where tensors are given that are part of a graph, derivatives reach those instead.
+    Probabilities of 0 are structure: they stay 0, and their gradient is 0. The parameters are those of a module
+    (logits, means, log-scales) and can be trained by any optimiser on :meth:`log_likelihood`, the energies or
+    :meth:`chain`; where tensors are given that are part of a graph, derivatives reach those instead.
 
     Observations are ``(B, T)``, or ``(B, T, D)`` where one is a vector. Two arguments go with them everywhere:
     ``lengths`` (B,) where sequences differ in length (what lies past one counts for nothing), and ``observed`` (B, T)
@@ -55,7 +57,7 @@ class HMM(Inference, Estimator):
         transition: ``(C, C)``, ``transition[i, j]`` the probability of j after i; rows sum to one. Or
             :class:`~thalweg.inference.SparseTransitions` holding the same, of which only the edges cost.
         emission: ``(C, V)``, the probability of each of V symbols in each state; rows sum to one. Or an
-            :class:`Emission` with or without parameters; or its name, ``categorical``, ``gaussian`` or ``mixture``; or a
+            :class:`Emission` with or without parameters; its name, ``categorical``, ``gaussian`` or ``mixture``; or a
             ``torch.distributions.Distribution`` with batch shape (C,), which :meth:`fit` leaves as it is.
         n_states: C, where nothing that is given says so.
         covariance_type, n_mix: of a Gaussian or a mixture by name.
@@ -84,6 +86,7 @@ class HMM(Inference, Estimator):
     """
 
     kinds: Tensor | None
+    covariance_type: Covariance
     history_: list[float]
     n_iter_: int
     converged_: bool
@@ -201,8 +204,8 @@ class HMM(Inference, Estimator):
                 if isinstance(emission, CategoricalEmission):
                     raise ShapeError(f"`emission` must be (C, V) with C = {wanted} as in {source}, got C = {K}")
                 raise ShapeError(
-                    f"`emission` must have batch shape (C,) = ({wanted},) as {source}, one distribution for each state, "
-                    f"got ({K},); see torch.distributions.Independent"
+                    f"`emission` must have batch shape (C,) = ({wanted},) as {source}, one distribution for each "
+                    f"state, got ({K},); see torch.distributions.Independent"
                 )
             C = K if C is None else C
         self._size = C
@@ -304,7 +307,7 @@ class HMM(Inference, Estimator):
         return next((x.device for x in self.parameters()), torch.device("cpu"))
 
     def _sequences(self, X: Any, lengths: Any, observed: Any, *, fitting: bool = False) -> Sequences:
-        """X as a padded batch; ``fitting`` notes how wide it is and the names of a frame, otherwise they must be those."""
+        """X as a padded batch; ``fitting`` notes its width and the names of a frame, otherwise they must be those."""
         if not fitting:
             self._check_fitted()
         emission = self._emission(True) if fitting else self.parts.emission
@@ -370,7 +373,7 @@ class HMM(Inference, Estimator):
         >>> round(HMM([1.0], [[1.0]], [[0.5, 0.5]]).score([[0, 1], [1, 1]]), 4)
         -2.7726
         """
-        batch, where, how = self._asked(X, lengths, observed)
+        _, where, how = self._asked(X, lengths, observed)
         with torch.no_grad():
             return float(self.log_likelihood(*where, **how).double().sum())
 
@@ -386,11 +389,9 @@ class HMM(Inference, Estimator):
         >>> round(HMM([1.0], [[1.0]], [[0.5, 0.5]]).bic([[0, 1], [1, 1]]), 4)
         6.9315
         """
-        batch, where, how = self._asked(X, lengths, observed)
-        count = len(known_of(*where, **how).values)
-        with torch.no_grad():
-            total = float(self.log_likelihood(*where, **how).double().sum())
-        return -2 * total + self.free_parameters * float(np.log(max(1, count)))
+        _, where, how = self._asked(X, lengths, observed)
+        count = max(1, len(known_of(*where, **how).values))
+        return -2 * self.score(X, lengths, observed=observed) + self.free_parameters * math.log(count)
 
 
 def _kinds(tied: Any) -> Tensor:
@@ -407,7 +408,9 @@ def _kinds(tied: Any) -> Tensor:
 
 def _moved(given: Any, device: torch.device) -> Any:
     if isinstance(given, SparseTransitions):
-        return SparseTransitions(*(x.to(device) for x in given[:3]), given.size)
+        return SparseTransitions(
+            given.sources.to(device), given.targets.to(device), given.scores.to(device), given.size
+        )
     return given if given is None else given.to(device)
 
 

@@ -111,9 +111,8 @@ def from_counts(counts: Tensor, log_rows: Tensor, pseudo_count: float, rows: Ten
     """
     allowed = ~torch.isneginf(log_rows)
     counts = torch.where(allowed, counts.clamp(min=0) + pseudo_count, 0.0)
-    if rows is None:
-        totals = counts.sum(-1, keepdim=True)
-    else:
-        totals = torch.zeros_like(counts).index_add(0, rows, counts)[rows]  # there are no more rows than entries
+    totals = counts.sum(-1, keepdim=True)
+    if rows is not None:  # of which there are no more than entries
+        totals = torch.zeros_like(counts).index_add(0, rows, counts)[rows]
     found = log_of(counts) - torch.where(totals > 0, totals, 1.0).log()
     return torch.where(totals > 0, found, log_rows.to(found.dtype))

@@ -49,8 +49,7 @@ def begin(
     """
     log_initial, moves, emission = given
     emission = copy.deepcopy(emission) if emission.fitted_by_em else emission
-    if hasattr(emission, "adopt"):
-        emission.adopt(known.values, known.present)
+    emission.adopt(known.values, known.present)
     prepared = emission.prepare(known.values, known.present)
     count = size if kinds is None else int(kinds.max()) + 1
     if emission.size is None:
