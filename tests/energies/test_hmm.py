@@ -11,7 +11,7 @@ from torch import Tensor
 from torch import distributions as td
 
 from oracles.chains import frequency_bound, total_variation, variation_bound
-from thalweg.energies.hmm import HMM
+from thalweg.energies.hmm.model import HMM
 from thalweg.errors import ConfigError, InfeasibleError, ShapeError
 from thalweg.inference.structures.chain import LinearChain
 from thalweg.kernels.potentials import SparseTransitions
@@ -99,7 +99,7 @@ def test_matches_enumeration(case, missing):
     smoothed = model.smooth(*arguments, observed=observed)
     filtered = model.filter(*arguments, observed=observed)
     scores, states = model.viterbi(*arguments, observed=observed)
-    predicted = model.predict(*arguments, observed=observed)
+    predicted = model.forecast(*arguments, observed=observed)
     for item, length in enumerate(LENGTHS):
         densities = densities_of(model, x[item], length, OBSERVED[item] if missing else None)
         exact = Enumerated(model, densities)
@@ -167,7 +167,7 @@ def test_many_steps_ahead():
     P = torch.as_tensor(model.log_transition).exp()
     last = model.filter(x)[:, -1]
     for steps in (1, 2, 6):
-        torch.testing.assert_close(model.predict(x, steps=steps).states, last @ torch.linalg.matrix_power(P, steps))
+        torch.testing.assert_close(model.forecast(x, steps=steps).states, last @ torch.linalg.matrix_power(P, steps))
 
 
 def test_zeros_are_exact():
@@ -176,7 +176,7 @@ def test_zeros_are_exact():
     assert model.smooth(torch.tensor([[0, 1, 0]]))[0].tolist() == [[1, 0], [0, 1], [0, 1]]
     with pytest.raises(InfeasibleError, match="batch item 1"):
         model.log_likelihood(torch.tensor([[0, 0], [1, 0]]))  # the first state cannot say 1
-    for ask in (model.filter, model.smooth, model.viterbi, model.predict):
+    for ask in (model.filter, model.smooth, model.viterbi, model.forecast):
         with pytest.raises(InfeasibleError, match="batch item 0"):
             ask(torch.tensor([[2]]))
 
@@ -231,7 +231,7 @@ def test_sparse_transitions_give_the_same():
         torch.testing.assert_close(other.log_likelihood(x, LENGTHS), dense.log_likelihood(x, LENGTHS))
         torch.testing.assert_close(other.filter(x, LENGTHS), dense.filter(x, LENGTHS))
         torch.testing.assert_close(other.smooth(x, LENGTHS), dense.smooth(x, LENGTHS))
-        torch.testing.assert_close(other.predict(x, steps=3).states, dense.predict(x, steps=3).states)
+        torch.testing.assert_close(other.forecast(x, steps=3).states, dense.forecast(x, steps=3).states)
         assert torch.equal(other.viterbi(x)[1], dense.viterbi(x)[1])
     assert edges.sample(4, 5)[0].shape == (5, 4)
     with pytest.raises(ShapeError, match="row 1 of `transition` must be probabilities that sum to one, got the sum 0"):
@@ -334,7 +334,7 @@ def test_observations_that_do_not_fit(x, kwargs, message):
 
 def test_other_errors():
     with pytest.raises(ConfigError, match="`steps` must be an integer of at least 1"):
-        table().predict(symbols(), steps=0)
+        table().forecast(symbols(), steps=0)
     with pytest.raises(ConfigError, match="`length` must be an integer of at least 1"):
         table().sample(0)
     with pytest.raises(ConfigError, match="`generator` must be None here"):
@@ -367,14 +367,20 @@ def compare(model: HMM, theirs, sequences: list[np.ndarray], x: Tensor) -> None:
 def test_symbols_beside_hmmlearn(peer):
     model, x = table(), symbols()
     theirs = peer.CategoricalHMM(n_components=C, n_features=V, init_params="", params="")
-    theirs.startprob_, theirs.transmat_ = model.log_initial.exp().numpy(), model.log_transition.exp().numpy()
-    theirs.emissionprob_ = model.log_emission.exp().numpy()
+    theirs.startprob_, theirs.transmat_ = (
+        model.log_initial.exp().detach().numpy(),
+        model.log_transition.exp().detach().numpy(),
+    )
+    theirs.emissionprob_ = model.log_emission.exp().detach().numpy()
     compare(model, theirs, [x[b, :n].numpy() for b, n in enumerate(LENGTHS)], x)
 
 
 def test_gaussians_beside_hmmlearn(peer):
     model, x = models()["multivariate"]
     theirs = peer.GaussianHMM(n_components=C, covariance_type="full", init_params="", params="")
-    theirs.startprob_, theirs.transmat_ = model.log_initial.exp().numpy(), model.log_transition.exp().numpy()
+    theirs.startprob_, theirs.transmat_ = (
+        model.log_initial.exp().detach().numpy(),
+        model.log_transition.exp().detach().numpy(),
+    )
     theirs.means_, theirs.covars_ = model.emission.mean.numpy(), model.emission.covariance_matrix.numpy()
     compare(model, theirs, [x[b, :n].numpy() for b, n in enumerate(LENGTHS)], x)

@@ -9,7 +9,12 @@ from thalweg.energies.densities import (
     grid_log_partition,
     grid_points,
 )
-from thalweg.energies.hmm import HMM, Prediction
+from thalweg.energies.hmm.emissions import CategoricalEmission, Emission, Trouble
+from thalweg.energies.hmm.gaussian import GaussianEmission
+from thalweg.energies.hmm.inference import Prediction
+from thalweg.energies.hmm.mixture import MixtureEmission
+from thalweg.energies.hmm.model import HMM
+from thalweg.energies.hmm.states import left_to_right
 from thalweg.energies.hopfield.analysis import (
     ExactRetrieval,
     MemoryReport,
@@ -35,18 +40,22 @@ __all__ = [
     "VAE",
     "Answers",
     "BranchEnergy",
+    "CategoricalEmission",
     "CircleEnergy",
     "ConvNet",
     "ConvNetConfig",
     "ConvertedTransformer",
+    "Emission",
     "ExactRetrieval",
     "FixedPoints",
+    "GaussianEmission",
     "GaussianEnergy",
     "GenerationRules",
     "HopfieldMemory",
     "LatentEnergy",
     "MLPEnergy",
     "MemoryReport",
+    "MixtureEmission",
     "MixtureEnergy",
     "Nearest",
     "PatternStore",
@@ -57,6 +66,7 @@ __all__ = [
     "Seq2SeqConfig",
     "Transformer",
     "TransformerConfig",
+    "Trouble",
     "VAEConfig",
     "VAETraining",
     "analyse_memory",
@@ -68,6 +78,7 @@ __all__ = [
     "from_huggingface",
     "grid_log_partition",
     "grid_points",
+    "left_to_right",
     "margin",
     "pattern_separation",
     "post_transform",

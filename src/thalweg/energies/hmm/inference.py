@@ -1,0 +1,262 @@
+"""What can be asked of a hidden Markov model that has parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, MixtureSameFamily
+
+from thalweg.energies.hmm.emissions import CategoricalEmission, Emission, SymbolError, carries_graph
+from thalweg.energies.hmm.filtering import advance, log_filter
+from thalweg.energies.hmm.fitting import Parts
+from thalweg.energies.hmm.sequences import Known, known_of
+from thalweg.errors import ConfigError, ShapeError
+from thalweg.inference.structures.chain import LinearChain
+from thalweg.kernels.potentials import SparseTransitions
+
+__all__ = ["Inference", "Prediction", "prepared_of"]
+
+Lengths = Tensor | Sequence[int] | None
+
+
+class Prediction(NamedTuple):
+    """What comes after what was observed.
+
+    Attributes:
+        states: ``(B, C)``, the probabilities of the state to come.
+        observation: its observation, a ``torch.distributions.Distribution`` with batch shape (B,): a ``Categorical``
+            over symbols, or a mixture of the states' distributions.
+
+    >>> from thalweg.energies import HMM
+    >>> model = HMM([1.0, 0.0], [[0.0, 1.0], [1.0, 0.0]], [[0.5, 0.5], [0.0, 1.0]])
+    >>> soon = model.forecast(torch.tensor([[0, 1]]))
+    >>> soon.states, soon.observation.probs
+    (tensor([[1., 0.]]), tensor([[0.5000, 0.5000]]))
+    """
+
+    states: Tensor
+    observation: Distribution
+
+
+def prepared_of(emission: Emission, known: Known) -> tuple[Tensor, ...]:
+    """What an emission makes of what is known; one line names the item and the position of what it cannot emit.
+
+    >>> prepared_of(CategoricalEmission([[1.0]]), known_of(torch.tensor([[0, 3]]), None, None))
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ShapeError: `observations` must be symbols 0 ... 0, got 3 at position 1 of batch item 0; ...
+    """
+    values = known.values
+    if values.is_floating_point() and known.present is None and not bool(values.detach().sum().isfinite()):
+        wrong = ~values.detach().flatten(1).isfinite().all(1) if values.dim() > 1 else ~values.detach().isfinite()
+        if bool(wrong.any()):
+            item, step = known.at(int(wrong.nonzero()[0]))
+            bad = values[wrong][0].flatten()
+            bad = bad[~bad.isfinite()][0]
+            what = "NaN" if bool(bad.isnan()) else "infinity (inf)"
+            raise ShapeError(
+                f"X contains {what} at position {step} of batch item {item}; mark what is missing in `observed`"
+            )
+    try:
+        return emission.prepare(values, known.present)
+    except SymbolError as error:
+        item, step = known.at(error.which)
+        raise ShapeError(
+            f"{error} at position {step} of batch item {item}; mark what is missing in `observed`"
+        ) from None
+
+
+class Inference(nn.Module):
+    """Likelihood, states and what is to come, by the chain of the states given the observations.
+
+    >>> from thalweg.energies import HMM
+    >>> HMM([1.0], [[1.0]], [[0.5, 0.5]]).log_likelihood(torch.tensor([[0, 1, 1]])).exp().detach()
+    tensor([0.1250])
+    """
+
+    backend: str
+
+    @property
+    def parts(self) -> Parts:
+        """States and emissions; a NotFittedError before there are any."""
+        raise NotImplementedError
+
+    @property
+    def num_states(self) -> int:
+        """C."""
+        return self.parts.states.size
+
+    @property
+    def log_initial(self) -> Tensor:
+        """log pi, ``(C,)``."""
+        return self.parts.states.log_initial
+
+    @property
+    def log_transition(self) -> Tensor | SparseTransitions:
+        """log P, ``(C, C)``, or along its edges."""
+        return self.parts.states.log_transition
+
+    @property
+    def log_emission(self) -> Tensor | None:
+        """log p(symbol | state), ``(C, V)``; None where states emit no symbols of a table."""
+        _, emission, kinds, _ = self.parts
+        if not isinstance(emission, CategoricalEmission):
+            return None
+        return emission.log_table if kinds is None else emission.log_table[kinds]
+
+    def _plain(self) -> torch.set_grad_enabled:
+        """Answers about states follow the caller's tensors that are part of a graph, not the model's own parameters."""
+        states, emission = self.parts[:2]
+        return torch.set_grad_enabled(torch.is_grad_enabled() and (carries_graph(states) or carries_graph(emission)))
+
+    def chain(self, observations: Tensor, lengths: Lengths = None, *, observed: Tensor | None = None) -> LinearChain:
+        """p(z | x) as a chain of C labels: emissions log p(x_t | z_t), log Z = log p(x).
+
+        >>> from thalweg.energies import HMM
+        >>> model = HMM([0.5, 0.5], [[0.9, 0.1], [0.1, 0.9]], [[0.8, 0.2], [0.2, 0.8]])
+        >>> model.chain(torch.tensor([[0, 0, 1]])).mode
+        tensor([[0, 0, 0]])
+        """
+        model = self.parts
+        observations = torch.as_tensor(observations)
+        event = tuple(observations.shape[2:])
+        if observations.dim() != 2 + model.emission.event_dim:
+            expected = "(B, T, D)" if model.emission.event_dim else "(B, T)"
+            short = observations.dim() == 1 + model.emission.event_dim
+            remedy = "; add the batch with unsqueeze(0)" if short else ""
+            raise ShapeError(f"`observations` must be {expected}, got {tuple(observations.shape)}{remedy}")
+        model.emission.check(event)
+        known = known_of(observations, lengths, observed)
+        scores = model.densities(model.emission.parts(prepared_of(model.emission, known)))
+        scores = scores.to(torch.promote_types(scores.dtype, self.log_initial.dtype))
+        return LinearChain(
+            known.place(scores), self.log_transition, start=self.log_initial, lengths=lengths, backend=self.backend
+        )
+
+    def posterior(self, x: Tensor, lengths: Lengths = None, *, observed: Tensor | None = None) -> LinearChain:
+        """p(z | x), the same as :meth:`chain`: marginals, mode, samples, entropy ..."""
+        return self.chain(x, lengths, observed=observed)
+
+    def energy(self, x: Tensor, z: Tensor, lengths: Lengths = None, *, observed: Tensor | None = None) -> Tensor:
+        """E(x, z) = -log p(x, z) of states ``(..., B, T)``, as ``(..., B)``.
+
+        >>> from thalweg.energies import HMM
+        >>> HMM([1.0], [[1.0]], [[0.5, 0.5]]).energy(torch.tensor([[0, 1]]), torch.tensor([[0, 0]])).detach()
+        tensor([1.3863])
+        """
+        return self.chain(x, lengths, observed=observed).energy(z)
+
+    def free_energy(self, x: Tensor, lengths: Lengths = None, *, observed: Tensor | None = None) -> Tensor:
+        """F(x) = -log p(x) = -log sum_z exp(-E(x, z)), ``(B,)``."""
+        return -self.log_likelihood(x, lengths, observed=observed)
+
+    def forward(self, x: Tensor, lengths: Lengths = None, *, observed: Tensor | None = None) -> Tensor:
+        """The free energy, ``(B,)``."""
+        return self.free_energy(x, lengths, observed=observed)
+
+    def log_likelihood(
+        self, observations: Tensor, lengths: Lengths = None, *, observed: Tensor | None = None
+    ) -> Tensor:
+        """log p(x_1..x_L) of each item, ``(B,)``; time O(B T C^2).
+
+        >>> from thalweg.energies import HMM
+        >>> coin = HMM([1.0], [[1.0]], [[0.5, 0.5]])
+        >>> coin.log_likelihood(torch.tensor([[0, 1, 1]])).exp().detach()
+        tensor([0.1250])
+        """
+        return self.chain(observations, lengths, observed=observed).log_partition
+
+    def filter(self, observations: Tensor, lengths: Lengths = None, *, observed: Tensor | None = None) -> Tensor:
+        r"""p(z_t | x_1..x_t), what is known of a state when its observation arrives: ``(B, T, C)``, 0 past a length.
+
+        .. math:: \alpha_t(j) \propto p(x_t | z_t = j) \sum_i \alpha_{t-1}(i) P(i, j)
+
+        In logarithms throughout, so that no state is lost to underflow. T steps of O(B C^2) time and memory.
+
+        >>> from thalweg.energies import HMM
+        >>> model = HMM([0.5, 0.5], [[0.9, 0.1], [0.1, 0.9]], [[0.8, 0.2], [0.2, 0.8]])
+        >>> model.filter(torch.tensor([[0, 1]]))
+        tensor([[[0.8000, 0.2000],
+                 [0.4157, 0.5843]]])
+        """
+        with self._plain():
+            chain = self.chain(observations, lengths, observed=observed)
+            probabilities = log_filter(chain).exp()
+        steps = torch.arange(probabilities.size(1), device=probabilities.device)
+        return torch.where((steps < chain.lengths.unsqueeze(1)).unsqueeze(2), probabilities, 0)
+
+    def smooth(self, observations: Tensor, lengths: Lengths = None, *, observed: Tensor | None = None) -> Tensor:
+        """p(z_t | x_1..x_L), what is known of a state in the end: ``(B, T, C)``, 0 past a length.
+
+        >>> from thalweg.energies import HMM
+        >>> model = HMM([0.5, 0.5], [[0.9, 0.1], [0.1, 0.9]], [[0.8, 0.2], [0.2, 0.8]])
+        >>> model.smooth(torch.tensor([[0, 1]]))
+        tensor([[[0.5843, 0.4157],
+                 [0.4157, 0.5843]]])
+        """
+        with self._plain():
+            return self.chain(observations, lengths, observed=observed).marginals
+
+    def viterbi(
+        self, observations: Tensor, lengths: Lengths = None, *, observed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The most probable states: log p(z, x), ``(B,)``, and z, ``(B, T)`` with -1 past a length.
+
+        >>> from thalweg.energies import HMM
+        >>> model = HMM([0.5, 0.5], [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]])
+        >>> model.viterbi(torch.tensor([[0, 1]]))[1]
+        tensor([[0, 1]])
+        """
+        with self._plain():
+            chain = self.chain(observations, lengths, observed=observed)
+            return chain.max_score, chain.mode
+
+    def forecast(
+        self, observations: Tensor, lengths: Lengths = None, *, observed: Tensor | None = None, steps: int = 1
+    ) -> Prediction:
+        """p(z_{L+steps} | x_1..x_L) and p(x_{L+steps} | x_1..x_L) after each item's length L.
+
+        >>> from thalweg.energies import HMM
+        >>> still = HMM([0.5, 0.5], [[1.0, 0.0], [0.0, 1.0]], [[0.9, 0.1], [0.1, 0.9]])
+        >>> still.forecast(torch.tensor([[0]]), steps=7).states
+        tensor([[0.9000, 0.1000]])
+        """
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ConfigError(f"`steps` must be an integer of at least 1, got {steps!r}")
+        with self._plain():
+            chain = self.chain(observations, lengths, observed=observed)
+            last = (chain.lengths - 1).view(-1, 1, 1).expand(-1, 1, self.num_states)
+            scores = log_filter(chain).gather(1, last).squeeze(1)
+            for _ in range(steps):
+                scores = advance(scores, chain.potentials.transitions)
+            states = scores.exp()
+            _, emission, kinds, _ = self.parts
+            weights = states
+            if kinds is not None:
+                weights = states.new_zeros(len(states), int(kinds.max()) + 1).index_add(1, kinds, states)
+            if isinstance(emission, CategoricalEmission):
+                return Prediction(states, Categorical(probs=weights @ emission.log_table.exp().to(weights)))
+            every = emission.distribution().expand(weights.shape)
+            return Prediction(states, MixtureSameFamily(Categorical(probs=weights), every))
+
+    def sample(self, length: int, n: int = 1, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """n independent sequences: states ``(n, length)`` and observations ``(n, length, ...)``.
+
+        >>> from thalweg.energies import HMM
+        >>> model = HMM([1.0, 0.0], [[0.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]])
+        >>> model.sample(4)
+        (tensor([[0, 1, 0, 1]]), tensor([[0, 1, 0, 1]]))
+        """
+        for name, value in (("length", length), ("n", n)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"`{name}` must be an integer of at least 1, got {value!r}")
+        _, emission, kinds, _ = self.parts
+        with torch.no_grad():
+            nothing = self.log_initial.new_zeros(()).expand(1, length, self.num_states)
+            prior = LinearChain(nothing, self.log_transition, start=self.log_initial, backend=self.backend)
+            states = prior.sample((n,), generator=generator).squeeze(1)
+            flat = states.flatten() if kinds is None else kinds[states.flatten()]
+            return states, emission.draw(flat, generator).unflatten(0, (n, length))
