@@ -140,7 +140,8 @@ class Trainer:
         model: trained in place.
         config: how.
         loss: ``(model, batch, moment) -> (sum of losses, number of terms)``; the step minimises their ratio. What its
-            ``logged(moment)`` gives, if it has that, joins the ``epoch`` event.
+            ``logged(moment)`` gives, if it has that, joins the ``epoch`` event. Of a model that teaches itself (EM) it
+            is what the step found, without a gradient; then nothing more is done.
         evaluate: ``model -> {metric: value}`` on the dev data; must not draw from torch's global generator.
         directory: where ``model.safetensors`` (best) and ``last.safetensors`` (to resume) go.
         meta: JSON metadata that makes ``model.safetensors`` self-contained.
@@ -277,6 +278,9 @@ class Trainer:
         if watch is not None:
             watch.begin(self.raw)
         summed, terms = self.loss(self.model, batch, self._moment)
+        if not summed.requires_grad:
+            self._count(summed, None, terms)
+            return
         self.optimiser.zero_grad(set_to_none=True)
         self.fabric.backward(summed / terms)
         if watch is not None:

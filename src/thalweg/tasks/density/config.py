@@ -97,11 +97,11 @@ class VAEShape:
 
 @dataclass(frozen=True, kw_only=True)
 class DensityTraining(TrainerConfig):
-    """How a density is fitted. Mixtures and HMMs by EM: of the trainer's settings only those here count for them.
+    """How a density is fitted. Mixtures and HMMs learn by EM, which has no use for rates and batches.
 
     Attributes:
         epochs: iterations of EM at most, or passes over the data of a VAE.
-        tolerance: EM ends where an iteration raises the mean log-likelihood of a row by less.
+        patience: as always; the best by the likelihood of what was held out is kept.
         restarts: starts that are tried for a few iterations; the best goes on.
 
     >>> DensityTraining().metric
@@ -110,13 +110,13 @@ class DensityTraining(TrainerConfig):
 
     epochs: int = 100
     metric: str = "nll"
-    tolerance: float = 1e-4
+    average: float = 0.0
+    patience: int = 10
     restarts: int = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_numbers(self, "training", 1, COUNT, "epochs", "restarts")
-        check_numbers(self, "training", 0, float("inf"), "tolerance", whole=False)
 
 
 FAMILIES: dict[str, type] = {"mixture": MixtureShape, "hmm": HMMShape, "vae": VAEShape}
@@ -130,7 +130,6 @@ LEARNS_WITH: dict[str, dict[str, Any]] = {
         "schedule": "constant",
         "warmup": 0,
         "label_smoothing": 0.0,
-        "patience": 20,
     }
 }
 

@@ -1,0 +1,212 @@
+"""Fits a density to a table: mixtures and HMMs by EM, a VAE by the gradient of its bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import thalweg
+from thalweg.data.tables import Table, read_table
+from thalweg.energies.estimator import Estimator
+from thalweg.energies.hmm.model import HMM
+from thalweg.energies.hmm.states import left_to_right
+from thalweg.energies.mixture.model import GaussianMixture
+from thalweg.energies.variational.model import VAE
+from thalweg.errors import ConfigError, DataError
+from thalweg.learning.settings import Moment
+from thalweg.learning.trainer import Trainer, Watch, resolve_device
+from thalweg.limits import check_threads, within_memory
+from thalweg.tasks.config import as_settings
+from thalweg.tasks.density.config import DensityConfig, HMMShape, MixtureShape
+from thalweg.tasks.density.model import Density, build_estimator
+from thalweg.tasks.runs import Listener, RunLog, TrainResult, goes_on
+
+__all__ = ["train"]
+
+# Iterations that a start is tried for.
+_TRIED = 5
+
+
+@within_memory("lower training.batch_size or the sizes of the model")
+def train(
+    config: DensityConfig,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    listener: Listener | None = None,
+    root: Path | None = None,
+    watch: Watch | None = None,
+) -> TrainResult:
+    """Fit a density to a table; arguments as those of :meth:`~thalweg.tasks.base.Task.train`.
+
+    >>> train(DensityConfig(), "runs/x")
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: no numbers: give a CSV file or a .npy, or `data.path` in the config
+    """
+    if not config.data.path:
+        raise ConfigError("no numbers: give a CSV file or a .npy, or `data.path` in the config")
+    out = Path(out)
+    check_threads(config.training.threads)
+    resume = goes_on(out, resume)
+    device = torch.device(resolve_device(config.training.device))
+    table = read_table(config.data.path, sequence=config.data.sequence)
+    training, dev = _split(table, config)
+    model = Density(build_estimator(config, training.values.shape[1]), *_units(training, config.data.standardise))
+    model.check(training)
+    model.to(device)
+    gradient = isinstance(model.estimator, VAE)
+    if not gradient:
+        model.estimator = _begin(config, model, training)
+    batches = Rows(model.standardised(training), config) if gradient else Whole()
+    config = dataclasses.replace(config, training=config.training.planned(len(batches)))
+    meta = {
+        "task": "density",
+        "version": thalweg.__version__,
+        "config": as_settings(config),
+        "columns": list(table.names),
+        "data": _digest(training),
+    }
+    log = RunLog(out / "log.jsonl", listener, unit="rows", noun="density")
+    trainer = Trainer(
+        model,
+        config.training,
+        loss=_bound if gradient else Climb(model, training),
+        evaluate=lambda raw: {"nll": -float(np.mean(cast(Density, raw).learn_levels(dev)))},
+        directory=out,
+        meta=meta,
+        listener=log,
+        watch=watch,
+    )
+    facts = _facts(table, training, dev)
+    lines = [f"{split:<7} {facts[split]['summary']}" for split in ("train", "dev")]
+    result = log.train(trainer, batches, config, facts, len(training.values), resume=resume, lines=lines)
+    if not gradient and listener is not None and (wrong := getattr(model.estimator, "degenerate_", None)):
+        listener({"event": "message", "message": f"degenerate parts: {_said(wrong)}; ask for fewer, or other seeds"})
+    return result
+
+
+def _split(table: Table, config: DensityConfig) -> tuple[Table, Table]:
+    """Rows, or sequences, to learn from and to choose by; of one sequence its end is kept apart."""
+    order = np.random.default_rng(config.data.split_seed).permutation(len(table))
+    held = max(1, round(config.data.held_out * len(table)))
+    if isinstance(config.model, HMMShape) and len(table) - held < 1 or len(table.lengths) == 1:
+        raise DataError(f"{table.path}: expected two sequences or more, got {len(table)}; cut it up by a column, "
+                        "and name that as data.sequence")
+    if isinstance(config.model, HMMShape) and not table.lengths:
+        # A file without sequences is one: its end is kept apart.
+        cut = len(table) - held
+        return table.take(range(cut)), table.take(range(cut, len(table)))
+    if len(table) - held < 2:
+        raise DataError(f"{table.path}: expected three rows or more, got {len(table)}; bring more")
+    return table.take(sorted(order[held:].tolist())), table.take(sorted(order[:held].tolist()))
+
+
+def _units(training: Table, standardise: bool) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each column; a constant column has deviation 1."""
+    values = torch.from_numpy(np.asarray(training.values, dtype=np.float64))
+    if not standardise:
+        return torch.zeros(values.size(1)), torch.ones(values.size(1))
+    centre = values.nanmean(dim=0)
+    scale = (values - centre).square().nanmean(dim=0).sqrt()
+    absent = centre.isnan().nonzero()
+    if len(absent):
+        name = training.names[int(absent[0])]
+        raise DataError(f"{training.path}: expected numbers in column `{name}`, got none; leave the column out")
+    return centre, torch.where(scale > 0, scale, 1.0)
+
+
+def _begin(config: DensityConfig, model: Density, training: Table) -> Estimator:
+    """The best of some starts after a few iterations, ready to go on."""
+    how: dict[str, Any] = {"n_restarts": config.training.restarts, "max_iter": _TRIED}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is degenerate at the end is told then
+        if isinstance(config.model, MixtureShape):
+            shape, seed = (config.model.components, config.model.covariance), config.training.seed
+            found: Estimator = GaussianMixture(*shape, random_state=seed, missing=bool(training.missing), **how)
+            return found.fit(model.standardised(training))  # type: ignore[attr-defined]
+        shape = cast(HMMShape, config.model)
+        initial, moves = left_to_right(shape.states) if shape.topology != "any" else (None, None)
+        emission = "gaussian" if shape.components == 1 else "mixture"
+        kind = {"covariance_type": shape.covariance, "n_mix": shape.components, "n_states": shape.states}
+        where, also = model.asked(training)
+        return HMM(initial, moves, emission, seed=config.training.seed, **kind, **how).fit(*where, **also)
+
+
+class Whole:
+    """All data, once an epoch: EM looks at everything."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def iterate(self, n: int, start: int = 0) -> Iterator[Tensor]:
+        """One batch, which says nothing."""
+        yield from [torch.zeros(())][start:]
+
+
+class Rows:
+    """Batches of rows, in another order each epoch."""
+
+    def __init__(self, rows: Tensor, config: DensityConfig):
+        self.rows, self.size, self.seed = rows, config.training.batch_size, config.training.seed
+
+    def __len__(self) -> int:
+        return -(-len(self.rows) // self.size)
+
+    def iterate(self, n: int, start: int = 0) -> Iterator[Tensor]:
+        """Batches of epoch ``n`` from number ``start`` on."""
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + n) % 2**63)
+        for chosen in torch.randperm(len(self.rows), generator=generator).split(self.size)[start:]:
+            yield self.rows[chosen.to(self.rows.device)]
+
+
+class Climb:
+    """One iteration of EM, as the trainer takes it: minus the log-likelihood before it, and how many rows."""
+
+    def __init__(self, model: Density, training: Table):
+        self.model, self.rows = model, len(training.values)
+        self.data = model.asked(training) if isinstance(model.estimator, HMM) else ((model.standardised(training),), {})
+
+    def __call__(self, model: nn.Module, batch: Tensor, moment: Moment) -> tuple[Tensor, int]:
+        """The batch says nothing: the data are here."""
+        estimator: Any = self.model.estimator
+        where, also = self.data
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is degenerate at the end is told then
+            estimator.set_params(max_iter=1, warm_start=True).fit(*where, **also)
+        total = estimator.history_[-1] * (1 if isinstance(estimator, HMM) else self.rows)
+        return torch.tensor(-total, dtype=torch.float64), self.rows
+
+
+def _bound(model: nn.Module, batch: Tensor, moment: Moment) -> tuple[Tensor, int]:
+    return cast(VAE, cast(Any, model).estimator)(batch).sum(), len(batch)
+
+
+def _digest(training: Table) -> str:
+    """A fingerprint of the training rows, so that a run is never resumed on others."""
+    digest = hashlib.sha256(repr((training.values.shape, training.names, training.lengths)).encode())
+    digest.update(np.ascontiguousarray(training.values, dtype=np.float64).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _facts(table: Table, training: Table, dev: Table) -> dict[str, Any]:
+    def fact(part: Table) -> dict[str, Any]:
+        sequences = f" in {len(part.lengths):,} sequences" if part.lengths else ""
+        gaps = f", {part.missing:,} numbers missing" if part.missing else ""
+        summary = f"{table.path}: {len(part.values):,} rows of {len(table.names)} numbers{sequences}{gaps}"
+        return {"path": table.path, "rows": len(part.values), "summary": summary}
+
+    return {"task": "density", "columns": list(table.names), "train": fact(training), "dev": fact(dev)}
+
+
+def _said(wrong: Any) -> str:
+    parts = wrong.items() if isinstance(wrong, dict) else ((each.state, each.why) for each in wrong)
+    return ", ".join(f"{place + 1} ({why})" for place, why in parts)
