@@ -16,6 +16,7 @@ __all__ = [
     "DataError",
     "InfeasibleError",
     "MissingDependencyError",
+    "NotFittedError",
     "OutOfMemoryError",
     "ShapeError",
     "ThalwegError",
@@ -54,6 +55,10 @@ class WriteError(ThalwegError, OSError):
     def __init__(self, message: str, path: Path | None = None):
         super().__init__(message)
         self.path = path
+
+
+class NotFittedError(ThalwegError, ValueError, AttributeError):
+    """A model is asked before it has parameters: it was neither fitted nor given any."""
 
 
 class MissingDependencyError(ThalwegError, ImportError):
