@@ -95,7 +95,7 @@ def test_a_task_may_have_no_subject_and_no_example() -> None:
 # No room above the tasks, and nothing that tasks share, knows one of them by name.
 NAMELESS = ("cli", "recipes", "sweeps", "tasks/report", "tasks/diagnosis")
 SHARED = ("base", "config", "names", "runs", "sweeping", "yaml_text")
-KNOWN = ("transduce", "classify")
+KNOWN = ("transduce", "classify", "density")
 
 
 def named_tasks(tree: ast.Module) -> Iterator[str]:

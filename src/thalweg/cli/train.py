@@ -27,6 +27,7 @@ MODELS = (
     *("lstm-attention", "gru-attention", "lstm", "gru"),
     *("transformer", "transformer-rotary", "transformer-pointer", "causal"),
 )
+DENSITIES = ("mixture", "hmm", "vae")
 IMAGE_MODELS = ("convnet-norm", "convnet", "convnet-residual")
 DATA_SUFFIXES = (".tsv", ".csv", ".txt", ".gz")
 
@@ -42,7 +43,7 @@ def train(
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="transduce (strings to strings; if not given) or classify (images)."),
+        typer.Option(metavar="NAME", help="transduce (strings to strings; if not given), classify (images) or density (numbers)."),
     ] = None,
     data: Annotated[
         str | None,
@@ -60,7 +61,7 @@ def train(
         typer.Option(
             metavar="NAME",
             help=f"{', '.join(MODELS)}; {MODELS[0]} if not given. Of images {', '.join(IMAGE_MODELS)}; "
-            f"{IMAGE_MODELS[0]} if not given.",
+            f"{IMAGE_MODELS[0]} if not given. Of densities {', '.join(DENSITIES)}.",
         ),
     ] = None,
     out: Annotated[
@@ -83,6 +84,8 @@ def train(
     With --task classify it trains on images instead: a folder or zip of train/val/test/CLASS/* or of CLASS/* alone, or
     digits, which are there without a file.
 
+    With --task density it learns where the rows of a CSV file or a .npy lie; predict then tells how unusual a row is.
+
     \b
     Example:
       thalweg train --data train.tsv --dev dev.tsv --out runs/names
@@ -93,6 +96,7 @@ def train(
       thalweg train --data train.tsv --watch gradients encoder_layers=8
       thalweg train --resume --out runs/names
       thalweg train --task classify digits
+      thalweg train --task density measurements.csv --model mixture components=5
       thalweg train --task classify photos.zip --model convnet-residual epochs=60 mixup=0.2
     """
     asked, raw = _task(task, words or [], data, out, resume)

@@ -32,6 +32,7 @@ __all__ = [
 _TASKS = {
     "transduce": "thalweg.tasks.transduce.task:TASK",
     "classify": "thalweg.tasks.classify.task:TASK",
+    "density": "thalweg.tasks.density.task:TASK",
 }
 
 
@@ -59,7 +60,7 @@ def list_tasks() -> tuple[str, ...]:
     """The names of all tasks; the first is the default.
 
     >>> list_tasks()
-    ('transduce', 'classify')
+    ('transduce', 'classify', 'density')
     """
     return tuple(_TASKS)
 
@@ -83,7 +84,7 @@ def task_of(settings: Any, where: str = "") -> Task:
     """The task that plain settings, or a config, are for; without a word about it, the first.
 
     >>> task_of({"training": {"epochs": 3}}).name, task_of({"task": "classify"}).name
-    ('transduce', 'classify')
+    ('transduce', 'classify', 'density')
     """
     if isinstance(settings, Mapping):
         return task_named(settings.get("task", list_tasks()[0]), where)

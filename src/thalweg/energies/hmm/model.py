@@ -71,6 +71,7 @@ class HMM(Inference, Estimator):
         floor: the least variance, as a share of the data's.
         pseudo_count: added to every expected count of first states, moves, symbols and parts of mixtures.
         seed: of all that is drawn.
+        warm_start: :meth:`fit` goes on from the parameters that are there, if any.
 
     Attributes:
         history_: log p(x) before each step; n_iter_: their number; converged_: whether the last gain was below ``tol``.
@@ -111,13 +112,14 @@ class HMM(Inference, Estimator):
         floor: float = 1e-6,
         pseudo_count: float = 0.0,
         seed: int = 0,
+        warm_start: bool = False,
     ) -> None:
         super().__init__()
         self.initial, self.transition, self.emission = initial, transition, emission
         self.n_states, self.covariance_type, self.n_mix, self.tied = n_states, covariance_type, n_mix, tied
         self.logarithms, self.backend, self.method = logarithms, backend, method
         self.max_iter, self.tol, self.n_restarts = max_iter, tol, n_restarts
-        self.floor, self.pseudo_count, self.seed = floor, pseudo_count, seed
+        self.floor, self.pseudo_count, self.seed, self.warm_start = floor, pseudo_count, seed, warm_start
         self._adopt()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -236,7 +238,7 @@ class HMM(Inference, Estimator):
         self._check_settings()
         batch = self._sequences(X, lengths, observed, fitting=True)
         values = batch.values.to(self._device()) if batch.array else batch.values
-        log_initial, moves, emission = self._given(detached=True)
+        log_initial, moves, emission = self._present() or self._given(detached=True)
         dtype = self._type(values, batch.array, emission)
         given = _moved(log_initial, values.device), _moved(moves, values.device), emission.to(values.device)
         kinds = None if self.kinds is None else self.kinds.to(values.device)
@@ -259,6 +261,12 @@ class HMM(Inference, Estimator):
         assert best is not None
         self._install(*best)
         return self
+
+    def _present(self) -> tuple[Tensor, Tensor | SparseTransitions, Emission] | None:
+        """What is there already, where a fit is to go on from that."""
+        if not self.warm_start or self.states is None or self.emits is None:
+            return None
+        return self.states.log_initial, self.states.log_transition, self.emits
 
     def _install(self, progress: Progress, model: Parts) -> None:
         self.states, self.emits = model.states, model.emission

@@ -52,6 +52,7 @@ class GaussianMixture(Estimator):
         floor: the least variance in any direction, above 0. The maximum under that bound, so EM stays monotone.
         missing: NaN is a missing value, and points are judged by what is observed of them.
         random_state: the seed of the starts; torch's own generator without.
+        warm_start: ``fit`` goes on from the parameters that are there, if any.
 
     Attributes:
         weights_, means_, covariances_: the parameters.
@@ -90,12 +91,13 @@ class GaussianMixture(Estimator):
         floor: float = 1e-6,
         missing: bool = False,
         random_state: int | None = None,
+        warm_start: bool = False,
     ):
         super().__init__()
         self.n_components, self.covariance_type = n_components, covariance_type
         self.weights, self.means, self.covariances = weights, means, covariances
         self.n_restarts, self.max_iter, self.tol, self.floor = n_restarts, max_iter, tol, floor
-        self.missing, self.random_state = missing, random_state
+        self.missing, self.random_state, self.warm_start = missing, random_state, warm_start
         self._take_given()
 
     def set_params(self, **params: Any) -> Self:
@@ -240,11 +242,11 @@ class GaussianMixture(Estimator):
             )
         given, generator = self._given(rows.width), self._generator()
         best: Climb | None = None
-        random = "means" not in given
+        warm = self.warm_start and self.__sklearn_is_fitted__()
+        random = "means" not in given and not warm
         for _ in range(self.n_restarts if random else 1):
-            state = begin(
-                rows, weight, given, N, self.covariance_type, floor=self.floor, device=device, generator=generator
-            )
+            how = {"floor": self.floor, "device": device, "generator": generator}
+            state = self._state(device) if warm else begin(rows, weight, given, N, self.covariance_type, **how)
             found = climb(
                 rows, weight, state, floor=self.floor, max_iter=self.max_iter, tol=self.tol, missing=self.missing
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from thalweg.energies.variational.config import VAEConfig
 from thalweg.energies.variational.model import VAE
 from thalweg.errors import DataError
 from thalweg.learning.trainer import resolve_device
-from thalweg.tasks.density.config import DensityConfig, HMMShape, MixtureShape
+from thalweg.tasks.density.config import DensityConfig, HMMShape, MixtureShape, VAEShape
 from thalweg.tasks.runs import check_size, opened
 
 __all__ = ["Density", "Part", "Rating", "build_estimator", "load_density"]
@@ -72,7 +72,9 @@ class Rating:
     def tsv(self) -> Iterator[str]:
         """Source, log density, rank; then for each part a line, or one line without."""
         head = f"{self.source}\t{self.log_density:.4f}\t{self.rank:.4f}"
-        yield from (f"{head}\t{part.text}\t{part.probability:.4f}" for part in self.answers) if self.answers else (head,)
+        yield from (
+            (f"{head}\t{part.text}\t{part.probability:.4f}" for part in self.answers) if self.answers else (head,)
+        )
 
 
 def build_estimator(config: DensityConfig, width: int) -> GaussianMixture | HMM | VAE:
@@ -96,6 +98,7 @@ def build_estimator(config: DensityConfig, width: int) -> GaussianMixture | HMM 
         weights = even.new_full((C, M), 1 / M)
         kind = {"covariance_type": shape.covariance}
         emission = GaussianEmission(means[:, 0], **kind) if M == 1 else MixtureEmission(weights, means, **kind)
+        emission.adopt(means[0], None)
         return HMM(initial.double(), moves.double(), emission, seed=seed)
     return VAE(VAEConfig(shape=(width,), latent=shape.latent, hidden=shape.hidden, likelihood="gaussian"), seed=seed)
 
@@ -166,7 +169,8 @@ class Density(nn.Module):
             )
         if isinstance(self.estimator, VAE) and table.missing:
             raise DataError(
-                f"{table.path}: expected every number, got {table.missing:,} missing; fill them in, or use --model mixture"
+                f"{table.path}: expected every number, got {table.missing:,} missing; fill them in, "
+                "or use --model mixture"
             )
 
     def learn_levels(self, table: Table) -> NDArray[np.float64]:
@@ -215,10 +219,21 @@ def load_density(run: str | Path, *, device: str = "auto") -> tuple[Density, Den
     """
     with opened(run, "density", DensityConfig) as (checkpoint, config):
         width = len(checkpoint.tensors["centre"])
-        unit = torch.ones(width)
-        check_size(lambda: Density(build_estimator(config, width), unit, unit), checkpoint.tensors)
-        model = Density(build_estimator(config, width), unit, unit)
+        _check_size(config, width, checkpoint.tensors)
+        model = Density(build_estimator(config, width), torch.ones(width), torch.ones(width))
         model.load_state_dict(checkpoint.tensors)
         if isinstance(model.estimator, GaussianMixture):
             model.estimator.set_params(missing=True)
     return model.to(resolve_device(device)).eval(), config
+
+
+def _check_size(config: DensityConfig, width: int, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse, by a ``ValueError``, settings that describe a larger model than there are numbers for."""
+    shape = config.model
+    if isinstance(shape, VAEShape):
+        check_size(lambda: build_estimator(config, width), tensors)
+        return
+    states = shape.states if isinstance(shape, HMMShape) else 0
+    needed = max(1, states) * shape.components * width + states**2
+    if needed > sum(value.numel() for value in tensors.values()):
+        raise ValueError(f"the settings describe a model of {needed:,} numbers and more, there are fewer")

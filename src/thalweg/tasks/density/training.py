@@ -95,19 +95,16 @@ def train(
 
 
 def _split(table: Table, config: DensityConfig) -> tuple[Table, Table]:
-    """Rows, or sequences, to learn from and to choose by; of one sequence its end is kept apart."""
-    order = np.random.default_rng(config.data.split_seed).permutation(len(table))
-    held = max(1, round(config.data.held_out * len(table)))
-    if isinstance(config.model, HMMShape) and len(table) - held < 1 or len(table.lengths) == 1:
-        raise DataError(f"{table.path}: expected two sequences or more, got {len(table)}; cut it up by a column, "
-                        "and name that as data.sequence")
-    if isinstance(config.model, HMMShape) and not table.lengths:
-        # A file without sequences is one: its end is kept apart.
-        cut = len(table) - held
-        return table.take(range(cut)), table.take(range(cut, len(table)))
-    if len(table) - held < 2:
-        raise DataError(f"{table.path}: expected three rows or more, got {len(table)}; bring more")
-    return table.take(sorted(order[held:].tolist())), table.take(sorted(order[:held].tolist()))
+    """Rows, or sequences, to learn from and to choose by; of a file without sequences, which is one, its end."""
+    held, chain = max(1, round(config.data.held_out * len(table))), isinstance(config.model, HMMShape)
+    kept = len(table) - held
+    if kept < (1 if chain else 2):
+        noun = "two sequences" if table.lengths else "three rows"
+        raise DataError(f"{table.path}: expected {noun} or more, got {len(table)}; bring more")
+    if chain and not table.lengths:
+        return table.take(range(kept)), table.take(range(kept, len(table)))
+    order = np.random.default_rng(config.data.split_seed).permutation(len(table)).tolist()
+    return table.take(sorted(order[held:])), table.take(sorted(order[:held]))
 
 
 def _units(training: Table, standardise: bool) -> tuple[Tensor, Tensor]:
