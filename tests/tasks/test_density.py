@@ -112,7 +112,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, table, sequences, f
 
 def test_densities_are_those_of_the_file_s_units_and_the_odd_one_is_told(tmp_path, table):
     out = tmp_path / "run"
-    done("train", "--task", "density", table, "--out", out, "components=3", "epochs=20", "device=cpu")
+    done("train", "--task", "density", table, "--out", out, "components=2", "epochs=20", "device=cpu")
     model = thalweg.load(out, device="cpu")
     ratings = list(model.predict(table))
     odd = min(ratings, key=lambda rating: rating.log_density)

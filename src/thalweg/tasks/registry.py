@@ -84,7 +84,7 @@ def task_of(settings: Any, where: str = "") -> Task:
     """The task that plain settings, or a config, are for; without a word about it, the first.
 
     >>> task_of({"training": {"epochs": 3}}).name, task_of({"task": "classify"}).name
-    ('transduce', 'classify', 'density')
+    ('transduce', 'classify')
     """
     if isinstance(settings, Mapping):
         return task_named(settings.get("task", list_tasks()[0]), where)

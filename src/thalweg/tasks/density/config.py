@@ -46,15 +46,20 @@ class TableConfig:
 class MixtureShape:
     """Gaussians, and of which kind.
 
+    Attributes:
+        floor: the least variance in any direction, of standardised columns; more keeps components off single rows.
+
     >>> MixtureShape(components=3).covariance
     'full'
     """
 
     components: int = 8
     covariance: Covariance = "full"
+    floor: float = 1e-4
 
     def __post_init__(self) -> None:
         check_numbers(self, "model", 1, WIDTH, "components")
+        check_numbers(self, "model", 0, 1, "floor", whole=False, strict=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +68,7 @@ class HMMShape:
 
     Attributes:
         components: Gaussians of each state.
+        floor: the least variance, as in a mixture.
         topology: ``any``, or ``left-to-right``: a state may be followed by itself and by the next.
 
     >>> HMMShape(states=3).topology
@@ -72,10 +78,12 @@ class HMMShape:
     states: int = 4
     components: int = 1
     covariance: Covariance = "diagonal"
+    floor: float = 1e-4
     topology: Literal["any", "left-to-right"] = "any"
 
     def __post_init__(self) -> None:
         check_numbers(self, "model", 1, WIDTH, "states", "components")
+        check_numbers(self, "model", 0, 1, "floor", whole=False, strict=True)
 
 
 @dataclass(frozen=True, kw_only=True)

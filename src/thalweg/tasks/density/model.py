@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from thalweg.data.tables import Table, read_table
-from thalweg.energies.estimator import Estimator
 from thalweg.energies.hmm.gaussian import GaussianEmission
 from thalweg.energies.hmm.mixture import MixtureEmission
 from thalweg.energies.hmm.model import HMM
@@ -96,8 +95,10 @@ def build_estimator(config: DensityConfig, width: int) -> GaussianMixture | HMM 
         initial, moves = (even[0], even) if shape.topology == "any" else left_to_right(C)
         means = even.new_zeros(C, M, width)
         weights = even.new_full((C, M), 1 / M)
-        kind = {"covariance_type": shape.covariance}
-        emission = GaussianEmission(means[:, 0], **kind) if M == 1 else MixtureEmission(weights, means, **kind)
+        if M == 1:
+            emission = GaussianEmission(means[:, 0], covariance_type=shape.covariance)
+        else:
+            emission = MixtureEmission(weights, means, covariance_type=shape.covariance)
         emission.adopt(means[0], None)
         return HMM(initial.double(), moves.double(), emission, seed=seed)
     return VAE(VAEConfig(shape=(width,), latent=shape.latent, hidden=shape.hidden, likelihood="gaussian"), seed=seed)
@@ -115,11 +116,12 @@ class Density(nn.Module):
     array([-1.61208571])
     """
 
+    estimator: GaussianMixture | HMM | VAE
     centre: Tensor
     scale: Tensor
     levels: Tensor
 
-    def __init__(self, estimator: Estimator, centre: Tensor, scale: Tensor):
+    def __init__(self, estimator: GaussianMixture | HMM | VAE, centre: Tensor, scale: Tensor):
         super().__init__()
         self.estimator = estimator
         self.register_buffer("centre", centre.double())
@@ -190,10 +192,13 @@ class Density(nn.Module):
         ranks, parts = self.ranks(found), self.parts(table)
         for place, (density, rank) in enumerate(zip(found.tolist(), ranks.tolist(), strict=True)):
             name = table.labels[place] if table.labels else f"{'sequence' if table.lengths else 'row'} {place + 1}"
-            best = () if parts is None else np.argsort(-parts[place], kind="stable")[:k]
-            noun = "state" if isinstance(self.estimator, HMM) else "component"
-            answers = tuple(Part(f"{noun} {each + 1}", float(parts[place][each])) for each in best)
+            answers = () if parts is None else self._best(parts[place], k)
             yield Rating(f"{Path(table.path).name} {name}", density, rank, answers)
+
+    def _best(self, shares: NDArray[np.float64], k: int) -> tuple[Part, ...]:
+        noun = "state" if isinstance(self.estimator, HMM) else "component"
+        best = np.argsort(-shares, kind="stable")[:k].tolist()
+        return tuple(Part(f"{noun} {each + 1}", float(shares[each])) for each in best)
 
     def parts(self, table: Table) -> NDArray[np.float64] | None:
         """The probability of each component for each row, or the share of each state in a sequence; none of a VAE."""

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import thalweg
 from thalweg.data.tables import Table, read_table
-from thalweg.energies.estimator import Estimator
 from thalweg.energies.hmm.model import HMM
 from thalweg.energies.hmm.states import left_to_right
 from thalweg.energies.mixture.model import GaussianMixture
@@ -25,7 +24,7 @@ from thalweg.learning.settings import Moment
 from thalweg.learning.trainer import Trainer, Watch, resolve_device
 from thalweg.limits import check_threads, within_memory
 from thalweg.tasks.config import as_settings
-from thalweg.tasks.density.config import DensityConfig, HMMShape, MixtureShape
+from thalweg.tasks.density.config import DensityConfig, HMMShape, MixtureShape, VAEShape
 from thalweg.tasks.density.model import Density, build_estimator
 from thalweg.tasks.runs import Listener, RunLog, TrainResult, goes_on
 
@@ -63,6 +62,7 @@ def train(
     model = Density(build_estimator(config, training.values.shape[1]), *_units(training, config.data.standardise))
     model.check(training)
     model.to(device)
+    torch.manual_seed(config.training.seed)
     gradient = isinstance(model.estimator, VAE)
     if not gradient:
         model.estimator = _begin(config, model, training)
@@ -121,16 +121,16 @@ def _units(training: Table, standardise: bool) -> tuple[Tensor, Tensor]:
     return centre, torch.where(scale > 0, scale, 1.0)
 
 
-def _begin(config: DensityConfig, model: Density, training: Table) -> Estimator:
+def _begin(config: DensityConfig, model: Density, training: Table) -> GaussianMixture | HMM:
     """The best of some starts after a few iterations, ready to go on."""
-    how: dict[str, Any] = {"n_restarts": config.training.restarts, "max_iter": _TRIED}
+    shape = config.model
+    assert not isinstance(shape, VAEShape)
+    how: dict[str, Any] = {"n_restarts": config.training.restarts, "max_iter": _TRIED, "floor": shape.floor}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is degenerate at the end is told then
-        if isinstance(config.model, MixtureShape):
-            shape, seed = (config.model.components, config.model.covariance), config.training.seed
-            found: Estimator = GaussianMixture(*shape, random_state=seed, missing=bool(training.missing), **how)
-            return found.fit(model.standardised(training))  # type: ignore[attr-defined]
-        shape = cast(HMMShape, config.model)
+        if isinstance(shape, MixtureShape):
+            how |= {"random_state": config.training.seed, "missing": bool(training.missing)}
+            return GaussianMixture(shape.components, shape.covariance, **how).fit(model.standardised(training))
         initial, moves = left_to_right(shape.states) if shape.topology != "any" else (None, None)
         emission = "gaussian" if shape.components == 1 else "mixture"
         kind = {"covariance_type": shape.covariance, "n_mix": shape.components, "n_states": shape.states}
