@@ -216,6 +216,7 @@ class Trainer:
             self._averaged = [self.average[name] for name in moving]
             self._followed = [followed[name] for name in moving]
         self._moment = Moment(0, 0, 0.0)
+        self._taught = True  # by gradients
         self._stop = threading.Event()
         # On CUDA a loss is only looked at now and then: each look would make the device wait for the next step.
         self._lazy = self.fabric.device.type == "cuda" and config.precision != "16-mixed"
@@ -278,7 +279,8 @@ class Trainer:
         if watch is not None:
             watch.begin(self.raw)
         summed, terms = self.loss(self.model, batch, self._moment)
-        if not summed.requires_grad:
+        self._taught = summed.requires_grad
+        if not self._taught:
             self._count(summed, None, terms)
             return
         self.optimiser.zero_grad(set_to_none=True)
@@ -388,7 +390,7 @@ class Trainer:
             "epoch": progress.epoch,
             "step": progress.step,
             "loss": progress.loss_sum / max(1.0, progress.loss_count),
-            "learning_rate": self.optimiser.param_groups[0]["lr"],
+            **({"learning_rate": self.optimiser.param_groups[0]["lr"]} if self._taught else {}),
             **getattr(self.loss, "logged", lambda _: {})(self._moment),
             **({"gradient_norm": progress.norm_sum / progress.norm_count} if progress.norm_count else {}),
             "seconds": progress.seconds,

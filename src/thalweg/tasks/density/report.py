@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["DensityReport"]
 
 UNUSUAL = 0.01
+SIZE = (4.4, 3.2)
 
 
 class DensityReport(ReportPart):
@@ -40,14 +41,15 @@ class DensityReport(ReportPart):
         charts = ""
         if values:
             charts += chart_card(
-                "Log density of each item", svg_of(lambda axes: _histogram(axes, values), prefix=f"h{place}-")
+                "Log density of each item",
+                svg_of(lambda axes: _histogram(axes, values), prefix=f"h{place}-", size=SIZE),
             )
         points = [
             row for row in as_list(shown.get("points")) if len(as_list(row)) == 3 and None not in map(as_number, row)
         ]
         names = [str(name) for name in as_list(shown.get("axes"))]
         if points and len(names) == 2:
-            drawn = svg_of(lambda axes: _scatter(axes, points, names), prefix=f"p{place}-", size=(4.4, 3.6))
+            drawn = svg_of(lambda axes: _scatter(axes, points, names), prefix=f"p{place}-", size=SIZE)
             charts += chart_card("Where they lie; unusual ones are marked", drawn)
         body = f'<div class="charts">{charts}</div>' if charts else note("pictures.json holds no densities.")
         title = f"Densities on {foreign(evaluation.name)}"
@@ -55,8 +57,10 @@ class DensityReport(ReportPart):
 
 
 def _histogram(axes: Axes, values: list[float]) -> None:
-    axes.hist(values, bins=40, color=COLOURS["first"])
-    style_axes(axes, "log density")
+    # A few far below the rest would leave it one bar: they share the first.
+    low = sorted(values)[len(values) // 100]
+    axes.hist([max(value, low) for value in values], bins=40, color=COLOURS["first"])
+    style_axes(axes, "log density; the lowest hundredth in the first bar")
 
 
 def _scatter(axes: Axes, points: list[list[float]], names: list[str]) -> None:
