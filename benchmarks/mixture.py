@@ -131,8 +131,8 @@ def markdown(facts: dict[str, Any]) -> str:
         f"# Mixtures of Gaussians on {facts['machine']['title']}",
         "",
         f"{facts['steps']} steps of EM from the same start in float64, seconds, median [quartiles] "
-        f"of {facts['rounds']} rounds; Thalweg {versions['thalweg']} beside scikit-learn {versions['scikit-learn']}, torch "
-        f"{versions['torch']}. Means, covariances and likelihoods agree to {worst:.0e}.",
+        f"of {facts['rounds']} rounds; Thalweg {versions['thalweg']} beside scikit-learn {versions['scikit-learn']}, "
+        f"torch {versions['torch']}. Means, covariances and likelihoods agree to {worst:.0e}.",
         "",
         "| covariances | points | D | components | Thalweg | scikit-learn | times faster |",
         "|---|--:|--:|--:|--:|--:|--:|",
