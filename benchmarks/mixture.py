@@ -33,7 +33,7 @@ TOLERANCE = 1e-6
 
 
 def points_of(B: int, D: int, N: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Points from N Gaussians with correlated features, and a start: N of the points, unit covariances."""
+    """Points from N Gaussians with correlated features, and a start: even weights, means near the true ones."""
     rng = np.random.default_rng(0)
     centres, mixing = 3 * rng.normal(size=(N, D)), rng.normal(size=(N, D, D)) / np.sqrt(D)
     which = rng.integers(N, size=B)
@@ -41,7 +41,7 @@ def points_of(B: int, D: int, N: int) -> tuple[np.ndarray, dict[str, np.ndarray]
     points = np.empty((B, D))
     for k in range(N):
         points[which == k] = centres[k] + noise[which == k] @ mixing[k] + 0.3 * noise[which == k]
-    return points, {"weights": np.full(N, 1 / N), "means": points[rng.choice(B, N, replace=False)]}
+    return points, {"weights": np.full(N, 1 / N), "means": centres + rng.normal(size=(N, D))}
 
 
 def ours(points: np.ndarray | torch.Tensor, start: dict[str, np.ndarray], shape: str) -> tuple[float, GaussianMixture]:
