@@ -65,9 +65,9 @@ def test_smoothed_is_the_density_after_noise():
 
 
 def test_mixture_is_normalised():
-    assert abs(float(grid_log_partition(mixture(), -7.0, 7.0, 300, dtype=torch.float64))) < 1e-6
+    assert abs(grid_log_partition(mixture(), -7.0, 7.0, 300, dtype=torch.float64).item()) < 1e-6
     single = GaussianMixture(covariance_type="spherical", means=torch.zeros(1, 1), covariances=4.0)
-    assert math.isclose(float(single(torch.zeros(1, 1))), math.log(2.0 * math.sqrt(2 * math.pi)), rel_tol=1e-6)
+    assert math.isclose(single(torch.zeros(1, 1)).item(), math.log(2.0 * math.sqrt(2 * math.pi)), rel_tol=1e-6)
 
 
 def test_gaussian_energy():

@@ -13,12 +13,17 @@ covariance, so that log N(x; m, P^{-1}) = log det F - |y|^2 / 2 - (D / 2) log 2 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 __all__ = ["SHAPES", "Covariances", "Moments"]
+
+# |y|^2 of points (B, D) for each Gaussian, (B, N).
+Distances: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Moments(NamedTuple):
@@ -27,7 +32,7 @@ class Moments(NamedTuple):
     Attributes:
         mass: ``(N,)``, the sum of r.
         first: ``(N, D)``, the sum of r (x - c).
-        second: of r (x - c)(x - c)', as much of it as the covariances need, :meth:`Covariances.second`.
+        second: of r (x - c)(x - c)', as much of it as the covariances need, as :meth:`Covariances.reduced` has it.
         centre: ``(D,)``.
     """
 
@@ -70,6 +75,10 @@ class Covariances:
         """Covariances of this shape as ``(N, D, D)``."""
         return covariances.expand(N, D, D)
 
+    def shared(self, matrix: Tensor, N: int) -> Tensor:
+        """The covariance ``(D, D)`` in this shape, as that of all components."""
+        return matrix.expand(N, *matrix.shape)
+
     def widened(self, covariances: Tensor, variance: float) -> Tensor:
         """With so much more variance in every direction."""
         unit = torch.eye(covariances.size(-1), dtype=covariances.dtype, device=covariances.device)
@@ -77,20 +86,19 @@ class Covariances:
 
     def whiten(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
         """y of points ``(..., D)`` for each Gaussian, ``(..., N, D)``."""
-        factors, centre = factors.triu(), means.detach().mean(dim=0)
-        # All factors side by side make one product; about a centre little is lost in the difference.
-        beside = factors.permute(1, 0, 2).flatten(1)  # (D, N * D)
-        origins = ((means - centre).unsqueeze(1) @ factors).flatten()  # (N * D,)
+        centre = means.detach().mean(dim=0)
         flat = (points - centre).reshape(-1, points.size(-1))
-        return torch.addmm(-origins, flat, beside).view(*points.shape[:-1], *means.shape)
+        return _and_one(flat).matmul(_beside(means - centre, factors)).view(*points.shape[:-1], *means.shape)
 
     def log_det(self, factors: Tensor, D: int) -> Tensor:
         """log |det F|, ``(N,)`` or ()."""
         return factors.diagonal(dim1=-2, dim2=-1).abs().log().sum(dim=-1)
 
-    def distances(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
-        """|y|^2 of points ``(B, D)``, ``(B, N)``; not to be differentiated."""
-        return self.whiten(points, means, factors).square_().sum(dim=-1)
+    def distances(self, means: Tensor, factors: Tensor) -> Distances:
+        """|y|^2 as a function of many blocks of points; not to be differentiated."""
+        centre = means.mean(dim=0)
+        beside = _beside(means - centre, factors)
+        return lambda points: (_and_one(points - centre) @ beside).view(-1, *means.shape).square_().sum(dim=2)
 
     def coloured(self, noise: Tensor, factors: Tensor, component: int) -> Tensor:
         """Unit noise ``(B, D)`` with a component's covariance: y F^{-1}."""
@@ -104,17 +112,17 @@ class Covariances:
 
     def second(self, points: Tensor, shares: Tensor) -> Tensor:
         """The second moments of points ``(B, D)``, already about the centre, with shares ``(B, N)``."""
-        one, other = torch.tril_indices(points.size(1), points.size(1), device=points.device)
-        # Half of the matrix is enough, and for all components it is one product.
-        half = shares.mT @ (points[:, one] * points[:, other])  # (N, D (D + 1) / 2)
-        whole = half.new_empty(len(half), points.size(1), points.size(1))
-        whole[:, one, other] = half
-        whole[:, other, one] = half
-        return whole
+        # Half of the matrix is enough, its diagonals one after another; for all components it is one product.
+        D, across = points.size(1), points.mT.contiguous()
+        half = points.new_empty(D * (D + 1) // 2, len(points))
+        for below, rows in enumerate(half.split(list(range(D, 0, -1)))):
+            torch.mul(across[below:], across[: D - below], out=rows)
+        return shares.mT @ half.mT  # (N, D (D + 1) / 2)
 
     def reduced(self, second: Tensor) -> Tensor:
-        """Second moments as this shape needs them, from those of ``full``."""
-        return second
+        """Second moments as this shape needs them, from matrices ``(N, D, D)``."""
+        one, other = _diagonals(second.size(2))
+        return second[:, one, other]
 
     def update(self, moments: Moments, floor: float, tiny: Tensor) -> tuple[Tensor, Tensor]:
         """The covariances that maximise the likelihood of what was expected, no variance below the floor.
@@ -127,8 +135,12 @@ class Covariances:
         """
         mass = moments.mass.clamp(min=tiny)
         offset = moments.first / mass.unsqueeze(1)
-        around = offset.unsqueeze(2) * offset.unsqueeze(1)
-        return self.raised(moments.second / mass.view(-1, 1, 1) - around, floor)
+        one, other = _diagonals(offset.size(1))
+        half = moments.second / mass.unsqueeze(1) - offset[:, one] * offset[:, other]
+        whole = half.new_empty(*offset.shape, offset.size(1))
+        whole[:, one, other] = half
+        whole[:, other, one] = half
+        return self.raised(whole, floor)
 
     def raised(self, covariances: Tensor, floor: float) -> tuple[Tensor, Tensor]:
         """Covariances with no variance below the floor, and in which, ``(N,)`` or ``()``, there was one."""
@@ -148,13 +160,16 @@ class _Tied(Covariances):
     def free(self, N: int, D: int) -> int:
         return D * (D + 1) // 2
 
+    def shared(self, matrix: Tensor, N: int) -> Tensor:
+        return matrix
+
     def whiten(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
         return (points.unsqueeze(-2) - means) @ factors.triu()
 
-    def distances(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
-        centre = means.mean(dim=0)
-        points, means = (points - centre) @ factors.triu(), (means - centre) @ factors.triu()
-        return _products(points, means)
+    def distances(self, means: Tensor, factors: Tensor) -> Distances:
+        centre, factors = means.mean(dim=0), factors.triu()
+        means = (means - centre) @ factors
+        return lambda points: _products((points - centre) @ factors, means)
 
     def _of(self, factors: Tensor, component: int) -> Tensor:
         return factors
@@ -186,6 +201,9 @@ class _Diagonal(Covariances):
     def matrices(self, covariances: Tensor, N: int, D: int) -> Tensor:
         return self._wide(covariances).expand(N, D).diag_embed()
 
+    def shared(self, matrix: Tensor, N: int) -> Tensor:
+        return matrix.diagonal().expand(N, -1)
+
     def widened(self, covariances: Tensor, variance: float) -> Tensor:
         return covariances + variance
 
@@ -195,12 +213,18 @@ class _Diagonal(Covariances):
     def log_det(self, factors: Tensor, D: int) -> Tensor:
         return factors.abs().log().sum(dim=-1)
 
-    def distances(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
+    def distances(self, means: Tensor, factors: Tensor) -> Distances:
         centre, precisions = means.mean(dim=0), factors.square()
-        points, means = points - centre, means - centre
+        means = means - centre
         constant = (means.square() * precisions).sum(dim=1)
-        crossed = torch.addmm(constant, points, (means * precisions).mT, alpha=-2)
-        return torch.addmm(crossed, points.square(), precisions.mT).clamp_(min=0)
+        crossed = -2 * (means * precisions).mT
+
+        def squared(points: Tensor) -> Tensor:
+            points = points - centre
+            found = torch.addmm(constant, points, crossed)
+            return found.addmm_(points.square(), precisions.mT).clamp_(min=0)
+
+        return squared
 
     def _wide(self, each: Tensor) -> Tensor:
         return each  # (N, D)
@@ -226,12 +250,15 @@ class _Spherical(_Diagonal):
     def free(self, N: int, D: int) -> int:
         return N
 
+    def shared(self, matrix: Tensor, N: int) -> Tensor:
+        return matrix.diagonal().mean().expand(N)
+
     def log_det(self, factors: Tensor, D: int) -> Tensor:
         return D * factors.abs().log()
 
-    def distances(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
+    def distances(self, means: Tensor, factors: Tensor) -> Distances:
         centre = means.mean(dim=0)
-        return _products(points - centre, means - centre) * factors.square()
+        return lambda points: _products(points - centre, means - centre).mul_(factors.square())
 
     def _wide(self, each: Tensor) -> Tensor:
         return each.unsqueeze(-1)  # (N, 1)
@@ -249,6 +276,28 @@ class _Spherical(_Diagonal):
 
     def raised(self, covariances: Tensor, floor: float) -> tuple[Tensor, Tensor]:
         return covariances.clamp(min=floor), covariances < floor
+
+
+def _beside(means: Tensor, factors: Tensor) -> Tensor:
+    """All factors side by side, and below them the means' images with a minus, ``(D + 1, N D)``.
+
+    One product with it whitens a point for all Gaussians; with means about a centre little is lost in the difference.
+    """
+    factors = factors.triu()
+    origins = (means.unsqueeze(1) @ factors).flatten()
+    return torch.cat([factors.permute(1, 0, 2).flatten(1), -origins.unsqueeze(0)])
+
+
+def _and_one(points: Tensor) -> Tensor:
+    return torch.nn.functional.pad(points, (0, 1), value=1.0)
+
+
+@cache
+def _diagonals(D: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the lower half of a matrix, one diagonal after another."""
+    places = [(below + column, column) for below in range(D) for column in range(D - below)]
+    rows, columns = zip(*places, strict=True)
+    return torch.tensor(rows), torch.tensor(columns)
 
 
 def _products(points: Tensor, means: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ lowers the likelihood. Dempster, Laird and Rubin (1977).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from thalweg.energies.mixture.missing import expect_missing
 from thalweg.energies.rows import Rows
 from thalweg.errors import ThalwegError
 
-__all__ = ["Climb", "Expected", "LikelihoodFellError", "State", "climb", "expect", "maximise"]
+__all__ = ["Climb", "Expected", "LikelihoodFellError", "State", "climb", "expect", "maximise", "mix"]
 
 # Numbers in the largest array of a block: on a CPU it should stay near the cache, on a GPU give it enough to do.
 _BLOCK = {"cpu": 2**20, "cuda": 2**26}
@@ -56,18 +57,17 @@ class State(NamedTuple):
         """What there is to know of that shape."""
         return SHAPES[self.shape]
 
-    def joint(self, points: Tensor) -> Tensor:
-        """log p(x, z) of points ``(B, D)``, ``(B, N)``, in their type for full covariances, otherwise in float64."""
-        # The other shapes are cheap, but expand squares: there float64 is what keeps small differences.
-        dtype = points.dtype if self.shape == "full" else torch.float64
-        distances = self.covariances.distances(points.to(dtype), self.means.to(dtype), self.factors.to(dtype))
-        return distances.mul_(-0.5).add_(self.constants().to(dtype))
+    def joint(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+        """log p(x, z) as a function of many blocks of points ``(B, D)``, ``(B, N)``.
 
-    def constants(self) -> Tensor:
-        """log p(x, z) where x is the mean of z, ``(N,)``."""
+        In the given type for full covariances. The others are cheap, but expand squares: float64 keeps what is small.
+        """
+        dtype = dtype if self.shape == "full" else torch.float64
+        squared = self.covariances.distances(self.means.to(dtype), self.factors.to(dtype))
         D = self.means.size(1)
         normal = self.covariances.log_det(self.factors, D) - D / 2 * math.log(2 * math.pi)
-        return self.weights.log() + normal
+        constants = (self.weights.log() + normal).to(dtype)
+        return lambda points: squared(points.to(dtype)).mul_(-0.5).add_(constants)
 
 
 class Expected(NamedTuple):
@@ -110,6 +110,7 @@ def expect(rows: Rows, sample_weight: Tensor | None, state: State, *, missing: b
     likelihood = centre.new_zeros(())
     mass, first = centre.new_zeros(N), centre.new_zeros(N, D)
     second = torch.zeros_like(state.covariances.reduced(centre.new_zeros(N, D, D)))
+    joint = state.joint(rows.dtype)
     budget = _BLOCK.get(device.type, _BLOCK["cpu"])
     for place, points in rows.blocks(max(64, budget // (N * D + D * D)), device=device):
         weight = None if sample_weight is None else sample_weight[place]
@@ -117,7 +118,7 @@ def expect(rows: Rows, sample_weight: Tensor | None, state: State, *, missing: b
             value, part = expect_missing(points.double(), weight, state.means, _matrices(state), state.weights, centre)
             part = part._replace(second=state.covariances.reduced(part.second))
         else:
-            value, part = _expect_block(points, weight, state, centre)
+            value, part = _expect_block(points, weight, joint, centre, state.covariances)
         likelihood += value
         mass += part.mass
         first += part.first
@@ -125,15 +126,19 @@ def expect(rows: Rows, sample_weight: Tensor | None, state: State, *, missing: b
     return Expected(likelihood, Moments(mass, first, second, centre))
 
 
-def _expect_block(points: Tensor, weight: Tensor | None, state: State, centre: Tensor) -> Expected:
-    joint = state.joint(points)
-    values = joint.logsumexp(dim=1)
-    shares = joint.sub_(values.unsqueeze(1)).exp_().double()
-    values = values.double()
+def _expect_block(
+    points: Tensor, weight: Tensor | None, joint: Callable[[Tensor], Tensor], centre: Tensor, covariances: Covariances
+) -> Expected:
+    shares = joint(points)
+    # logsumexp and softmax at the price of one of them.
+    top = shares.amax(dim=1, keepdim=True)
+    total = shares.sub_(top).exp_().sum(dim=1, keepdim=True)
+    values = (total.log() + top).squeeze(1).double()
+    shares = shares.div_(total).double()
     if weight is not None:
         shares, values = shares.mul_(weight.unsqueeze(1)), values * weight
     centred = points.double() - centre
-    second = state.covariances.second(centred, shares)
+    second = covariances.second(centred, shares)
     return Expected(values.sum(), Moments(shares.sum(dim=0), shares.mT @ centred, second, centre))
 
 
@@ -183,7 +188,7 @@ def climb(
     for step in range(max_iter):
         expected = expect(rows, sample_weight, state, missing=missing)
         state = maximise(state, expected.moments, floor=floor, count=len(rows))
-        history.append(float(expected.likelihood) / total)  # the one place where a GPU is waited for
+        history.append(float(expected.likelihood) / total)  # a GPU is waited for once a step, not for each block
         if not math.isfinite(history[-1]):
             raise LikelihoodFellError(
                 f"the likelihood is {history[-1]} after {step} steps of EM; raise `floor` or scale X"
@@ -197,3 +202,18 @@ def climb(
         if gain < tol:
             return Climb(state, history, True)
     return Climb(state, history, False)
+
+
+def mix(state: State, batch: Moments, step: float) -> Moments:
+    """The moments of the model itself, about the batch's centre, with so much of the batch's mixed in."""
+    centred = state.means - batch.centre
+    around = state.covariances.matrices(state.covariances.covariances(state.factors), *state.means.shape)
+    around = around + centred.unsqueeze(2) * centred.unsqueeze(1)
+    total = batch.mass.sum()
+    first, second = state.weights.unsqueeze(1) * centred, state.weights.view(-1, 1, 1) * around
+    return Moments(
+        mass=(1 - step) * state.weights + step * batch.mass / total,
+        first=(1 - step) * first + step * batch.first / total,
+        second=(1 - step) * state.covariances.reduced(second) + step * batch.second / total,
+        centre=batch.centre,
+    )

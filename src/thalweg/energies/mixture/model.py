@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.energies.estimator import Estimator
-from thalweg.energies.mixture.covariances import SHAPES, Covariances, Moments
-from thalweg.energies.mixture.em import Climb, State, climb, expect, maximise
+from thalweg.energies.mixture.covariances import SHAPES, Covariances
+from thalweg.energies.mixture.em import Climb, State, climb, expect, maximise, mix
 from thalweg.energies.mixture.given import check_shape, read_given
 from thalweg.energies.mixture.missing import observed_log_density
-from thalweg.energies.mixture.start import begin
+from thalweg.energies.mixture.start import begin, distinct
 from thalweg.energies.rows import Rows, read_weights
 from thalweg.errors import ShapeError
 from thalweg.limits import COUNT, SEED, WIDTH, check_numbers
@@ -236,7 +236,7 @@ class GaussianMixture(Estimator):
             sample_weight: ``(B,)``, 0 or more; a weight of 2 is the same point twice.
         """
         rows, weight, N, device = self._prepare(X, sample_weight)
-        if rows.width and not _distinct(rows, weight):
+        if not distinct(rows, weight):
             raise ShapeError(
                 f"X has one distinct point in {len(rows)} sample(s), and a density needs at least two; pass more"
             )
@@ -283,7 +283,7 @@ class GaussianMixture(Estimator):
             state = self._state(device)
         step = (getattr(self, "n_batches_seen_", 0) + 2) ** -0.7
         moments = expect(rows, weight, state, missing=self.missing).moments
-        mixed = _mixed(state, moments, step)
+        mixed = mix(state, moments, step)
         self._finish(maximise(state, mixed, floor=self.floor, count=len(rows)), rows)
         self.n_batches_seen_ = getattr(self, "n_batches_seen_", 0) + 1
         return self
@@ -378,31 +378,3 @@ class GaussianMixture(Estimator):
                 DegenerateComponentWarning,
                 stacklevel=3,
             )
-
-
-def _distinct(rows: Rows, weight: Tensor | None) -> bool:
-    """Whether two rows that count differ; most tables say so at once."""
-    first: Tensor | None = None
-    for place, block in rows.blocks(4096):
-        counted = block if weight is None else block[weight[place].to(block.device) > 0]
-        if not len(counted):
-            continue
-        first = counted[0] if first is None else first
-        if bool(((counted != first) & ~(counted.isnan() & first.isnan())).any()):
-            return True
-    return False
-
-
-def _mixed(state: State, batch: Moments, step: float) -> Moments:
-    """The moments of the model itself, about the batch's centre, with so much of the batch's mixed in."""
-    centred = state.means - batch.centre
-    around = state.covariances.matrices(state.covariances.covariances(state.factors), *state.means.shape)
-    around = around + centred.unsqueeze(2) * centred.unsqueeze(1)
-    total = batch.mass.sum()
-    first, second = state.weights.unsqueeze(1) * centred, state.weights.view(-1, 1, 1) * around
-    return Moments(
-        mass=(1 - step) * state.weights + step * batch.mass / total,
-        first=(1 - step) * first + step * batch.first / total,
-        second=(1 - step) * state.covariances.reduced(second) + step * batch.second / total,
-        centre=batch.centre,
-    )

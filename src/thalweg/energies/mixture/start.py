@@ -10,7 +10,7 @@ from thalweg.energies.mixture.em import State
 from thalweg.energies.rows import Rows
 from thalweg.errors import ShapeError
 
-__all__ = ["begin", "k_means_plus_plus"]
+__all__ = ["begin", "distinct", "k_means_plus_plus"]
 
 # Points that the start looks at; of more, so many drawn at random.
 _LOOKED_AT = 20_000
@@ -67,12 +67,24 @@ def begin(
     if covariances is None:
         around = points - means[labels]
         pooled = (around * (weight / weight.sum()).unsqueeze(1)).mT @ around
-        covariances = SHAPES[shape].reduced(pooled.expand(N, -1, -1))
-        covariances = covariances / {"tied": N, "spherical": points.size(1)}.get(shape, 1)
+        covariances = SHAPES[shape].shared(pooled, N)
     covariances, floored = SHAPES[shape].raised(covariances, floor)
     weights = given.get("weights", 0.99 * mass / mass.sum() + 0.01 / N)  # no component begins empty
     no = torch.zeros(N, dtype=torch.bool, device=device)
     return State(weights, means, SHAPES[shape].factors(covariances), shape, floored.expand(N), no)
+
+
+def distinct(rows: Rows, weight: Tensor | None) -> bool:
+    """Whether two rows that count differ; most tables say so at once."""
+    first: Tensor | None = None
+    for place, block in rows.blocks(4096):
+        counted = block if weight is None else block[weight[place].to(block.device) > 0]
+        if not len(counted):
+            continue
+        first = counted[0] if first is None else first
+        if bool(((counted != first) & ~(counted.isnan() & first.isnan())).any()):
+            return True
+    return False
 
 
 def _k_means(points: Tensor, weight: Tensor, means: Tensor) -> Tensor:
