@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from oracles import densities as oracle
-from thalweg.energies.densities import GaussianEnergy, MixtureEnergy
+from thalweg.energies.densities import GaussianEnergy
+from thalweg.energies.mixture.model import GaussianMixture
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.langevin import DivergedError, langevin
 
@@ -83,13 +84,14 @@ def test_correlated_gaussian():
 def test_mixture_keeps_its_weights_and_histogram():
     """An adjusted walk that begins in the density stays in it: cell by cell, within five standard errors."""
     of = ([[-1.0], [1.2]], [0.5, 0.3], [0.3, 0.7])
-    mixture = MixtureEnergy(*(torch.tensor(each, dtype=torch.float64) for each in of))
+    means, scales, weights = (torch.tensor(each, dtype=torch.float64) for each in of)
+    mixture = GaussianMixture(covariance_type="spherical", weights=weights, means=means, covariances=scales**2)
     start = mixture.sample(20_000, generator=seeded(3))
     fine = torch.linspace(-2.5, 2.5, 20 * 50 + 1, dtype=torch.float64)
     mass = (-mixture((fine[:-1] + fine[1:]).unsqueeze(1) / 2)).exp() * (fine[1] - fine[0])
     expected = mass.view(20, 50).sum(1)
     oracle_mass = oracle.mixture_density(np.array([0.3]), *of)
-    assert math.isclose(float((-mixture(torch.tensor([[0.3]], dtype=torch.float64))).exp()), oracle_mass)
+    assert math.isclose((-mixture(torch.tensor([[0.3]], dtype=torch.float64))).exp().item(), oracle_mass)
 
     def errors(states):
         found = torch.histc(states, 20, -2.5, 2.5) / len(states)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from oracles import densities as oracle
-from thalweg.energies.densities import GaussianEnergy, MixtureEnergy, MLPEnergy
+from thalweg.energies.densities import GaussianEnergy, MLPEnergy
+from thalweg.energies.mixture.model import GaussianMixture
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.langevin import langevin
 from thalweg.inference.structures.chain import LinearChain
@@ -166,7 +167,9 @@ def fixed_denoising(energy, data, sigma, shake):
 
 
 def test_denoising_of_a_mixture_is_least_at_the_smoothed_mixture():
-    mixture = MixtureEnergy(torch.tensor([[-1.0], [1.0]], dtype=torch.float64), 0.3)
+    mixture = GaussianMixture(
+        covariance_type="spherical", means=torch.tensor([[-1.0], [1.0]], dtype=torch.float64), covariances=0.09
+    )
     data = mixture.sample(20_000, generator=seeded(6))
     losses = {
         name: denoising_score_matching(energy, data, noise=0.5, generator=seeded(7)).detach()
@@ -223,7 +226,7 @@ def test_adjusted_contrastive_divergence_is_right_at_the_truth():
 
 def test_persistent_walks_reach_what_walks_from_the_data_do_not():
     """A false valley far from the data: CD never sees it, persistent walks that restart anywhere do."""
-    energy = MixtureEnergy(torch.tensor([[0.0], [6.0]]), 0.5)
+    energy = GaussianMixture(covariance_type="spherical", means=torch.tensor([[0.0], [6.0]]), covariances=0.25)
     data = 0.5 * torch.randn(200, 1, generator=seeded())
     near = langevin(energy, data, steps=20, step_size=0.05, generator=seeded(1)).state
     assert float(near.max()) < 3

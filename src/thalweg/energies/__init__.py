@@ -3,12 +3,12 @@
 from thalweg.energies.convnet.model import ConvNet, ConvNetConfig
 from thalweg.energies.densities import (
     GaussianEnergy,
-    MixtureEnergy,
     MLPEnergy,
     draw_points,
     grid_log_partition,
     grid_points,
 )
+from thalweg.energies.estimator import Estimator
 from thalweg.energies.hmm import HMM, Prediction
 from thalweg.energies.hopfield.analysis import (
     ExactRetrieval,
@@ -24,6 +24,8 @@ from thalweg.energies.hopfield.memory import HopfieldMemory, Retrieval
 from thalweg.energies.hopfield.post import PostTransform, post_transform
 from thalweg.energies.hopfield.storage import Nearest, PatternStore
 from thalweg.energies.latent import Answers, BranchEnergy, CircleEnergy, LatentEnergy, free_energy
+from thalweg.energies.mixture.model import DegenerateComponentWarning, GaussianMixture
+from thalweg.energies.mixture.selection import Choice, choose_components
 from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
 from thalweg.energies.transformer.huggingface import ConvertedTransformer, GenerationRules, from_huggingface
 from thalweg.energies.transformer.model import Transformer, TransformerConfig
@@ -35,19 +37,22 @@ __all__ = [
     "VAE",
     "Answers",
     "BranchEnergy",
+    "Choice",
     "CircleEnergy",
     "ConvNet",
     "ConvNetConfig",
     "ConvertedTransformer",
+    "DegenerateComponentWarning",
+    "Estimator",
     "ExactRetrieval",
     "FixedPoints",
     "GaussianEnergy",
+    "GaussianMixture",
     "GenerationRules",
     "HopfieldMemory",
     "LatentEnergy",
     "MLPEnergy",
     "MemoryReport",
-    "MixtureEnergy",
     "Nearest",
     "PatternStore",
     "PostTransform",
@@ -60,6 +65,7 @@ __all__ = [
     "VAEConfig",
     "VAETraining",
     "analyse_memory",
+    "choose_components",
     "classify_states",
     "draw_points",
     "exact_retrieval",

@@ -1,4 +1,4 @@
-"""Energies of points: small ones to learn densities with, mixtures whose density is known, and points to learn from."""
+"""Energies of points: small ones to learn densities with, and points to learn from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ __all__ = [
     "POINTS",
     "GaussianEnergy",
     "MLPEnergy",
-    "MixtureEnergy",
     "draw_points",
     "grid_log_partition",
     "grid_points",
@@ -98,83 +97,6 @@ class GaussianEnergy(nn.Module):
         """E of points ``(..., D)``, ``(...)``."""
         _check_points(points, len(self.mean))
         return ((points - self.mean) @ self.factor.tril()).square().sum(dim=-1) / 2
-
-
-class MixtureEnergy(nn.Module):
-    r"""The energy of a mixture of round Gaussians, normalised: its log Z is 0.
-
-    .. math:: E(x) = -\log \sum_k w_k\, N(x;\, m_k, s_k^2 I)
-
-    What is known of it makes it a check for everything that is sampled or learned: moments, samples, the score -dE/dx
-    by autograd, and the density of its points after Gaussian noise (:meth:`smoothed`).
-
-    Args:
-        means: ``(N, D)``.
-        scales: s, a number or ``(N,)``, above 0.
-        weights: w, ``(N,)``, above 0; scaled to sum 1. Even by default.
-
-    >>> two = MixtureEnergy(torch.tensor([[-1.0], [1.0]]), 0.5)
-    >>> two.mean(), two.covariance()
-    (tensor([0.]), tensor([[1.2500]]))
-    """
-
-    means: Tensor
-    scales: Tensor
-    weights: Tensor
-
-    def __init__(self, means: Tensor, scales: Tensor | float, weights: Tensor | None = None):
-        super().__init__()
-        if means.dim() != 2 or not means.is_floating_point() or not len(means):
-            raise ShapeError(f"`means` must be floating point (N, D), got {tuple(means.shape)} {means.dtype}")
-        each = means.new_ones(len(means))
-        scales = scales * each
-        weights = each if weights is None else weights.to(each)
-        if scales.shape != each.shape or weights.shape != each.shape:
-            raise ShapeError(
-                f"`scales` and `weights` must be (N,) with N = {len(means)}, got {tuple(scales.shape)} "
-                f"and {tuple(weights.shape)}"
-            )
-        if not (bool((scales > 0).all()) and bool((weights > 0).all())):
-            raise ConfigError("`scales` and `weights` must be above 0")
-        self.register_buffer("means", means.detach().clone())
-        self.register_buffer("scales", scales.detach().clone())
-        self.register_buffer("weights", weights / weights.sum())
-
-    def forward(self, points: Tensor) -> Tensor:
-        """E of points ``(..., D)``, ``(...)``."""
-        return -self._joint(points).logsumexp(dim=-1)
-
-    def responsibilities(self, points: Tensor) -> Tensor:
-        """P(k | x), ``(..., N)``."""
-        return self._joint(points).softmax(dim=-1)
-
-    def _joint(self, points: Tensor) -> Tensor:
-        _check_points(points, self.means.size(1))
-        distances = (points.unsqueeze(-2) - self.means).square().sum(dim=-1)
-        normal = self.means.size(1) * (0.5 * math.log(2 * math.pi) + self.scales.log())
-        return self.weights.log() - normal - distances / (2 * self.scales.square())
-
-    def mean(self) -> Tensor:
-        """``(D,)``."""
-        return self.weights @ self.means
-
-    def covariance(self) -> Tensor:
-        """``(D, D)``."""
-        centred = self.means - self.mean()
-        own = (self.weights @ self.scales.square()) * torch.eye(self.means.size(1)).to(self.means)
-        return own + (self.weights * centred.mT) @ centred
-
-    def smoothed(self, noise: float) -> MixtureEnergy:
-        """The energy of these points after Gaussian noise of that deviation: each s^2 becomes s^2 + noise^2."""
-        return MixtureEnergy(self.means, (self.scales.square() + noise**2).sqrt(), self.weights)
-
-    def sample(self, count: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """So many independent points, ``(count, D)``."""
-        chosen = torch.multinomial(self.weights, max(count, 1), replacement=True, generator=generator)[:count]
-        normal = torch.randn(
-            count, self.means.size(1), dtype=self.means.dtype, device=self.means.device, generator=generator
-        )
-        return self.means[chosen] + self.scales[chosen].unsqueeze(1) * normal
 
 
 def draw_points(name: str, count: int, *, generator: torch.Generator | None = None) -> Tensor:
