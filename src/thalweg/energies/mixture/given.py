@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,7 +57,8 @@ def read_given(
 
 def _tensor(name: str, value: Any) -> Tensor:
     try:
-        tensor = torch.as_tensor(value).detach()
+        # Torch shares no array that may not be written to.
+        tensor = torch.as_tensor(value.copy() if isinstance(value, np.ndarray) else value).detach()
     except (TypeError, ValueError, RuntimeError):
         raise ShapeError(f"`{name}` must be numbers: a tensor, an array or lists, got {type(value).__name__}") from None
     if tensor.is_complex() or tensor.layout is not torch.strided or tensor.dtype is torch.bool:
