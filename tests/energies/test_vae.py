@@ -163,12 +163,12 @@ def test_seed_fixes_the_fit_and_nothing_else_is_touched() -> None:
     config = VAEConfig(shape=(6, 5), hidden=(8,))
     torch.manual_seed(11)
     before = torch.random.get_rng_state()
-    first, second = (VAE(config, fitting=QUICK, seed=4).fit(x) for _ in range(2))
+    first, second = (VAE(config, fitting=QUICK, random_state=4).fit(x) for _ in range(2))
     scores = first.score_samples(x), second.score_samples(x)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(map(torch.equal, first.state_dict().values(), second.state_dict().values()))
     assert torch.equal(*scores)
-    assert not torch.equal(VAE(config, fitting=QUICK, seed=5).fit(x).transform(x), first.transform(x))
+    assert not torch.equal(VAE(config, fitting=QUICK, random_state=5).fit(x).transform(x), first.transform(x))
     again = first.fit(x).state_dict()
     assert all(map(torch.equal, again.values(), second.state_dict().values()))
 
@@ -253,7 +253,7 @@ def test_scikit_learn_takes_it_as_one_of_its_own() -> None:
     from sklearn.preprocessing import MinMaxScaler
 
     X = images(30).flatten(1).numpy()
-    model = VAE(VAEConfig(shape=(30,), hidden=(6,)), fitting=QUICK, seed=3)
+    model = VAE(VAEConfig(shape=(30,), hidden=(6,)), fitting=QUICK, random_state=3)
     twin = clone(model)
     assert twin is not model
     assert twin.get_params() == model.get_params()
@@ -296,7 +296,7 @@ SIX: Any = VAE(VAEConfig(shape=(6,), latent=3, hidden=(3,)))
         (lambda: VAETraining(annealing="lineal"), "did you mean `linear`?"),
         (lambda: VAETraining(free_bits=math.nan), "training.free_bits must be 0 or more"),
         (lambda: VAE((4,)), "`config` must be a VAEConfig, got tuple"),
-        (lambda: VAE(VAEConfig(shape=(4,)), seed=-1), "model.seed must be 0 or more"),
+        (lambda: VAE(VAEConfig(shape=(4,)), random_state=-1), "model.random_state must be 0 or more"),
         (lambda: VAE(VAEConfig(shape=(2**20,), hidden=(2**20,))), "lower `hidden`"),
     ],
 )

@@ -44,8 +44,8 @@ class VAE(Estimator):
     Args:
         config: sizes, networks and likelihood.
         fitting: how :meth:`fit` goes about it; the defaults where None.
-        seed: fixes the first weights, the order of the data and every sample that :meth:`fit` and the methods of
-            the estimator draw.
+        random_state: the seed of the first weights, of the order of the data, and of every sample that :meth:`fit`
+            and :meth:`score_samples` draw.
 
     Methods of tensors (:meth:`energy`, :meth:`posterior`, ...) are differentiable; those of an estimator
     (:meth:`fit`, :meth:`transform`, :meth:`score_samples`, :meth:`reconstruct`) take arrays or tensors and answer in
@@ -56,21 +56,21 @@ class VAE(Estimator):
     (torch.Size([5]), torch.Size([5, 2]))
     """
 
-    def __init__(self, config: VAEConfig, *, fitting: VAETraining | None = None, seed: int = 0):
+    def __init__(self, config: VAEConfig, *, fitting: VAETraining | None = None, random_state: int = 0):
         super().__init__()
-        self.config, self.fitting, self.seed = config, fitting, seed
+        self.config, self.fitting, self.random_state = config, fitting, random_state
         self._build()
 
     def _build(self) -> None:
         config = self.config
         if not isinstance(config, VAEConfig):
             raise ConfigError(f"`config` must be a VAEConfig, got {type(config).__name__}")
-        check_numbers(self, "model", 0, SEED, "seed")
+        check_numbers(self, "model", 0, SEED, "random_state")
         remedy = "lower `hidden`, `latent` or `shape`"
         check_fits(lambda: nn.ModuleList([build_encoder(config), build_decoder(config)]), trained=True, remedy=remedy)
         self.n_features_in_ = config.size
         self.history_: list[float] = []
-        with _seeded(self.seed):
+        with _seeded(self.random_state):
             self.encoder, self.decoder = build_encoder(config), build_decoder(config)
         learned = config.likelihood == "gaussian" and not config.scale
         self.log_scale = nn.Parameter(torch.zeros(()), requires_grad=True) if learned else None
@@ -188,7 +188,7 @@ class VAE(Estimator):
         self._build()
         self.to(device=device, dtype=dtype).train()
         data, _ = self._read_points(X)
-        with _seeded(self.seed, device):
+        with _seeded(self.random_state, device):
             optimiser = torch.optim.Adam(self.parameters(), lr=how.learning_rate)
             steps = -(-len(data) // how.batch_size)
             for epoch in range(how.epochs):
@@ -229,7 +229,7 @@ class VAE(Estimator):
     def score_samples(self, X: Any, samples: int = 64) -> Any:
         """A lower bound of log p(x) for each row, ``(N,)``: minus :meth:`free_energy`, by the seed."""
         x, rows = self._read_points(X)
-        with torch.no_grad(), _seeded(self.seed, x.device):
+        with torch.no_grad(), _seeded(self.random_state, x.device):
             return rows.like(torch.cat([-self.free_energy(part, samples) for part in x.split(1024)]))
 
     def score(self, X: Any, y: Any = None) -> float:

@@ -20,6 +20,7 @@ from thalweg.recipes.experiments.findings import Findings, Say, Table
 from thalweg.recipes.experiments.instances import InstancesSettings, run_instances
 from thalweg.recipes.experiments.landscape import LandscapeSettings, run_landscape
 from thalweg.recipes.experiments.losses import LossesSettings, run_losses
+from thalweg.recipes.experiments.mixtures import MixturesSettings, run_mixtures
 from thalweg.recipes.experiments.page import experiment_page
 from thalweg.recipes.experiments.plots import house_style
 from thalweg.tasks.config import config_from
@@ -50,6 +51,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "instances": Experiment(InstancesSettings, run_instances),
     "landscape": Experiment(LandscapeSettings, run_landscape),
     "losses": Experiment(LossesSettings, run_losses),
+    "mixtures": Experiment(MixturesSettings, run_mixtures),
 }
 
 

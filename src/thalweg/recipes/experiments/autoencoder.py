@@ -110,7 +110,7 @@ def fit_digits(settings: AutoencoderSettings, latent: int, seed: int) -> tuple[V
                 row[f"{part} iwae"] = float(model.score_samples(images, settings.importance).mean())
             curve.append(row)
 
-    model = VAE(settings.config(latent), fitting=settings.training, seed=seed)
+    model = VAE(settings.config(latent), fitting=settings.training, random_state=seed)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small a network waits for its threads longer than it works
     try:
