@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from thalweg.energies.rows import NotNumbersError
+from thalweg.energies.rows import as_table
 from thalweg.errors import ShapeError
 
 __all__ = ["Known", "Sequences", "known_of", "read_sequences"]
@@ -219,26 +219,9 @@ def _check_dimensions(values: Tensor, event_dim: int) -> None:
 
 def _tensor(values: Any, name: str) -> Tensor:
     """Numbers as a tensor that shares memory where it can; types stay as they are."""
-    if isinstance(values, Tensor):
-        if values.layout is not torch.strided:
-            raise ShapeError(f"{name} is a sparse tensor, which is not supported; pass {name}.to_dense()")
-        if values.is_complex():
-            raise ShapeError(f"Complex data not supported: {name} is {values.dtype}")
-        return values.detach()
-    if hasattr(values, "toarray") and hasattr(values, "nnz"):
-        raise NotNumbersError(f"{name} is sparse, which is not supported; pass {name}.toarray()")
-    try:
-        array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
-        if array.dtype.kind in "OUS":
-            array = array.astype(np.float64)
-    except TypeError as error:
-        raise NotNumbersError(f"{name} must hold numbers: {error}") from None
-    except ValueError as error:
-        raise ShapeError(f"{name} must hold numbers, as many in each row: {error}") from None
-    if array.dtype.kind == "c":
-        raise ShapeError(f"Complex data not supported: {name} is {array.dtype}")
-    if array.dtype.kind not in "fiub":
-        raise NotNumbersError(f"{name} must hold numbers, got {array.dtype}")
+    array = as_table(values, name)
+    if isinstance(array, Tensor):
+        return array.detach()
     native = array.dtype.newbyteorder("=")
     if array.dtype.kind == "f" and array.dtype.itemsize not in (4, 8):
         native = np.dtype(np.float32 if array.dtype.itemsize < 4 else np.float64)
