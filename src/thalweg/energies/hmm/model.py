@@ -244,7 +244,7 @@ class HMM(Inference, Estimator):
         values = batch.values.to(self._device()) if batch.array else batch.values
         log_initial, moves, emission = self._given(detached=True)
         dtype = self._type(values, batch.array, emission)
-        given = _moved(log_initial, values.device), _moved(moves, values.device), emission.to(values.device)
+        given = _moved(log_initial, values.device), _moved(moves, values.device), emission
         kinds = None if self.kinds is None else self.kinds.to(values.device)
         known = known_of(values, batch.lengths, batch.observed)
         size = self._states_for(known)

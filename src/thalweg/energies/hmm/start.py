@@ -51,7 +51,8 @@ def begin(
     tensor([0.0500, 5.0500], dtype=torch.float64)
     """
     log_initial, moves, emission = given
-    emission = copy.deepcopy(emission) if emission.fitted_by_em else emission
+    if emission.fitted_by_em:  # what was given stays as it is, and where it is
+        emission = copy.deepcopy(emission).to(known.values.device)
     emission.adopt(known.values, known.present)
     prepared = prepared_of(emission, known)
     count = size if kinds is None else int(kinds.max()) + 1
