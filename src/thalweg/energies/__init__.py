@@ -14,6 +14,7 @@ from thalweg.energies.hmm.gaussian import GaussianEmission
 from thalweg.energies.hmm.inference import Prediction
 from thalweg.energies.hmm.mixture import MixtureEmission
 from thalweg.energies.hmm.model import HMM
+from thalweg.energies.hmm.selection import Choice, choose_states
 from thalweg.energies.hmm.states import left_to_right
 from thalweg.energies.hopfield.analysis import (
     ExactRetrieval,
@@ -76,6 +77,7 @@ __all__ = [
     "VAETraining",
     "analyse_memory",
     "choose_components",
+    "choose_states",
     "classify_states",
     "draw_points",
     "exact_retrieval",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.errors import ShapeError, ThalwegError
 
-__all__ = ["NotNumbersError", "Rows", "read_rows", "read_weights"]
+__all__ = ["NotNumbersError", "Rows", "as_table", "read_rows", "read_weights"]
 
 # Numbers that are looked at together where all of them are: 4 MB of float64.
 _LOOKED_AT = 2**19
@@ -90,7 +90,7 @@ def read_rows(X: Any, *, missing: bool = False) -> Rows:
     ...
     thalweg.errors.ShapeError: X must be (B, D), got (2,). Reshape your data: X.reshape(-1, 1) is one feature
     """
-    table = _table(X)
+    table = as_table(X)
     shape = tuple(table.shape)
     if len(shape) != 2:
         raise ShapeError(f"X must be (B, D), got {shape}. Reshape your data: X.reshape(-1, 1) is one feature")
@@ -115,7 +115,7 @@ def read_weights(sample_weight: Any, count: int) -> Tensor | None:
     """
     if sample_weight is None:
         return None
-    weights = _table(sample_weight, "sample_weight")
+    weights = as_table(sample_weight, "sample_weight")
     if tuple(weights.shape) != (count,):
         raise ShapeError(f"`sample_weight` must be (B,) with B = {count} as in X, got {tuple(weights.shape)}")
     if not isinstance(weights, Tensor):
@@ -131,8 +131,12 @@ def read_weights(sample_weight: Any, count: int) -> Tensor | None:
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 
-def _table(values: Any, name: str = "X") -> np.ndarray | Tensor:
-    """Values as an array or tensor of real numbers; a memory-mapped array as it is."""
+def as_table(values: Any, name: str = "X") -> np.ndarray | Tensor:
+    """Values as an array or tensor of real numbers; a memory-mapped array as it is.
+
+    >>> as_table([[1, 2]])
+    array([[1, 2]])
+    """
     if isinstance(values, Tensor):
         if values.layout is not torch.strided:
             raise ShapeError(f"{name} is a sparse tensor, which is not supported; pass {name}.to_dense()")

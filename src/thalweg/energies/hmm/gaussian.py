@@ -95,7 +95,7 @@ class GaussianEmission(Emission):
         """The logarithms of standard deviations; of matrices the Cholesky factor with its diagonal in logarithms."""
         if self.diagonal:
             return 0.5 * covariances.log()
-        factors = torch.linalg.cholesky(covariances)
+        factors = torch.linalg.cholesky_ex(covariances)[0]  # which does not wait for a GPU
         factors = factors if factors.dim() == 3 else factors.unsqueeze(0)
         logs = factors.diagonal(dim1=-2, dim2=-1).log()
         return factors.tril(-1) + torch.diag_embed(logs)
@@ -142,16 +142,20 @@ class GaussianEmission(Emission):
         centred = values.double() - centre
         if not self.diagonal:
             return (centred,)
-        if present is None:
-            return (torch.cat([centred, centred.square()], 1),)
-        centred = centred.masked_fill(~present, 0)
-        return torch.cat([centred, centred.square()], 1), present.double()
+        if present is not None:
+            centred = centred.masked_fill(~present, 0)
+        both = torch.cat([centred, centred.square()], 1)
+        return (both,) if present is None else (both, present.double())
 
     def adopt(self, values: Tensor, present: Tensor | None) -> None:
         """Note the mean and the variance of the data that is fitted to."""
-        wide = values.double() if present is None else values.double().masked_fill(~present, torch.nan)
-        self.centre = wide.nanmean(0).nan_to_num(0.0)
-        spread = (wide - self.centre).square().nanmean(0).nan_to_num(0.0)
+        wide = values.double()
+        if present is None:
+            spread, self.centre = torch.var_mean(wide, 0, correction=0)
+        else:
+            wide = wide.masked_fill(~present, torch.nan)
+            self.centre = wide.nanmean(0).nan_to_num(0.0)
+            spread = (wide - self.centre).square().nanmean(0).nan_to_num(0.0)
         self.spread_of_data = torch.where(spread > 0, spread, 1.0)
 
     def parts(self, prepared: tuple[Tensor, ...]) -> Tensor:

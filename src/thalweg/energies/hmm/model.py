@@ -16,7 +16,7 @@ from thalweg.energies.estimator import Estimator
 from thalweg.energies.hmm.emissions import CategoricalEmission, DistributionEmission, Emission, Limits, Trouble
 from thalweg.energies.hmm.fitting import Parts, Progress, Schedule, climb, expectation_maximisation
 from thalweg.energies.hmm.gaussian import Covariance, GaussianEmission
-from thalweg.energies.hmm.inference import Inference, prepared_of
+from thalweg.energies.hmm.inference import Inference
 from thalweg.energies.hmm.mixture import MixtureEmission
 from thalweg.energies.hmm.probabilities import floats, row_logarithms, sparse_logarithms
 from thalweg.energies.hmm.sequences import Known, Sequences, known_of, read_sequences
@@ -125,6 +125,12 @@ class HMM(Inference, Estimator):
     def __setattr__(self, name: str, value: Any) -> None:
         # The emission among the settings is not the one that is fitted.
         object.__setattr__(self, name, value) if name == "emission" else super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        # A property that found no parameters raised what Python takes for a missing attribute.
+        if isinstance(getattr(type(self), name, None), property):
+            self._check_fitted()
+        return super().__getattr__(name)
 
     def set_params(self, **params: Any) -> Self:
         """Change settings by name; those that say what the model is make it the one given again."""
@@ -240,11 +246,10 @@ class HMM(Inference, Estimator):
         values = batch.values.to(self._device()) if batch.array else batch.values
         log_initial, moves, emission = self._present() or self._given(detached=True)
         dtype = self._type(values, batch.array, emission)
-        given = _moved(log_initial, values.device), _moved(moves, values.device), emission.to(values.device)
+        given = _moved(log_initial, values.device), _moved(moves, values.device), emission
         kinds = None if self.kinds is None else self.kinds.to(values.device)
         known = known_of(values, batch.lengths, batch.observed)
         size = self._states_for(known)
-        prepared_of(emission, known) if emission.size is not None else _check_values(emission, known)
         schedule = Schedule(self.max_iter, self.tol, Limits(float(self.pseudo_count), float(self.floor)))
         learn = expectation_maximisation if self.method == "em" else climb
         complete = log_initial is not None and moves is not None and emission.size is not None
@@ -420,10 +425,3 @@ def _moved(given: Any, device: torch.device) -> Any:
             given.sources.to(device), given.targets.to(device), given.scores.to(device), given.size
         )
     return given if given is None else given.to(device)
-
-
-def _check_values(emission: Emission, known: Known) -> None:
-    """The errors of :func:`prepared_of` before an emission has parameters."""
-    if isinstance(emission, GaussianEmission):
-        emission = GaussianEmission(torch.zeros(1, known.values.size(1)))
-    prepared_of(emission, known)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from thalweg.energies.rows import NotNumbersError
+from thalweg.energies.rows import as_table
 from thalweg.errors import ShapeError
 
 __all__ = ["Known", "Sequences", "known_of", "read_sequences"]
@@ -23,7 +23,7 @@ class Sequences:
 
     Attributes:
         values: ``(B, T)`` or ``(B, T, D)``.
-        lengths: ``(B,)`` int64, or None where all are T long.
+        lengths: ``(B,)`` int64 on the host, or None where all are T long.
         observed: ``(B, T)`` or ``(B, T, D)`` bool, or None where nothing is missing.
         form: ``padded``, ``joined`` (one after the other in one array) or ``list``.
         array: whether answers are arrays of numpy.
@@ -41,21 +41,18 @@ class Sequences:
 
     def like(self, answer: Tensor) -> Any:
         """An answer ``(B, T, ...)`` in the form of the question; ``(B,)`` as it is."""
-        answer = answer.detach()
+        answer = answer.detach().to(self.values.device)
         if self.form != "padded" and answer.dim() > 1:
             B, T = answer.shape[:2]
             counts = [T] * B if self.lengths is None else self.lengths.tolist()
             if self.form == "list":
                 return [self._plain(row[:count]) for row, count in zip(answer, counts, strict=True)]
-            answer = answer.flatten(0, 1) if self.lengths is None else answer[self._inside(T)]
+            inside = None if self.lengths is None else torch.arange(T) < self.lengths.unsqueeze(1)
+            answer = answer.flatten(0, 1) if inside is None else answer[inside.to(answer.device)]
         return self._plain(answer)
 
     def _plain(self, answer: Tensor) -> Any:
         return answer.cpu().numpy() if self.array else answer
-
-    def _inside(self, steps: int) -> Tensor:
-        assert self.lengths is not None
-        return torch.arange(steps, device=self.lengths.device) < self.lengths.unsqueeze(1)
 
 
 class Known:
@@ -170,7 +167,7 @@ def read_sequences(X: Any, event_dim: int, lengths: Any = None, observed: Any = 
 def _padded(
     rows: list[Tensor], counts: list[int], marks: list[Tensor] | None, form: Literal["joined", "list"], array: bool
 ) -> Sequences:
-    lengths = torch.tensor(counts, device=rows[0].device)
+    lengths = torch.tensor(counts)
     observed = None if marks is None else pad_sequence(marks, batch_first=True)
     return Sequences(pad_sequence(rows, batch_first=True), lengths, observed, form, array)
 
@@ -219,26 +216,9 @@ def _check_dimensions(values: Tensor, event_dim: int) -> None:
 
 def _tensor(values: Any, name: str) -> Tensor:
     """Numbers as a tensor that shares memory where it can; types stay as they are."""
-    if isinstance(values, Tensor):
-        if values.layout is not torch.strided:
-            raise ShapeError(f"{name} is a sparse tensor, which is not supported; pass {name}.to_dense()")
-        if values.is_complex():
-            raise ShapeError(f"Complex data not supported: {name} is {values.dtype}")
-        return values.detach()
-    if hasattr(values, "toarray") and hasattr(values, "nnz"):
-        raise NotNumbersError(f"{name} is sparse, which is not supported; pass {name}.toarray()")
-    try:
-        array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
-        if array.dtype.kind in "OUS":
-            array = array.astype(np.float64)
-    except TypeError as error:
-        raise NotNumbersError(f"{name} must hold numbers: {error}") from None
-    except ValueError as error:
-        raise ShapeError(f"{name} must hold numbers, as many in each row: {error}") from None
-    if array.dtype.kind == "c":
-        raise ShapeError(f"Complex data not supported: {name} is {array.dtype}")
-    if array.dtype.kind not in "fiub":
-        raise NotNumbersError(f"{name} must hold numbers, got {array.dtype}")
+    array = as_table(values, name)
+    if isinstance(array, Tensor):
+        return array.detach()
     native = array.dtype.newbyteorder("=")
     if array.dtype.kind == "f" and array.dtype.itemsize not in (4, 8):
         native = np.dtype(np.float32 if array.dtype.itemsize < 4 else np.float64)
@@ -261,4 +241,4 @@ def _counts(lengths: Any) -> Tensor:
         raise ShapeError(f"`lengths` must be integers (B,), got {type(lengths).__name__}") from error
     if counts.dim() != 1 or counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool:
         raise ShapeError(f"`lengths` must be integers (B,), got {tuple(counts.shape)} {counts.dtype}")
-    return counts.long()
+    return counts.long().cpu()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from thalweg.energies.hmm.emissions import Emission, Limits
 from thalweg.energies.hmm.fitting import Data, Parts
+from thalweg.energies.hmm.inference import prepared_of
 from thalweg.energies.hmm.sequences import Known
 from thalweg.energies.hmm.states import States
 from thalweg.inference.structures.chain import LinearChain
@@ -16,7 +17,9 @@ from thalweg.kernels.potentials import SparseTransitions
 
 __all__ = ["begin"]
 
-_WIDE = 0.1  # of the data's variance: no state begins narrower, or a few points would hold it
+# No state begins narrower than a share of the data, or a few points would hold it; and nothing begins at 0, where it
+# would stay.
+_BEGIN = Limits(pseudo_count=1e-3, floor=0.1)
 
 
 def begin(
@@ -48,9 +51,10 @@ def begin(
     tensor([0.0500, 5.0500], dtype=torch.float64)
     """
     log_initial, moves, emission = given
-    emission = copy.deepcopy(emission) if emission.fitted_by_em else emission
+    if emission.fitted_by_em:  # what was given stays as it is, and where it is
+        emission = copy.deepcopy(emission).to(known.values.device)
     emission.adopt(known.values, known.present)
-    prepared = emission.prepare(known.values, known.present)
+    prepared = prepared_of(emission, known)
     count = size if kinds is None else int(kinds.max()) + 1
     if emission.size is None:
         labels = _along(log_initial, moves, size, known, lengths, generator)
@@ -59,7 +63,7 @@ def begin(
         else:
             labels = labels if kinds is None else kinds[labels]
             shares = emission.spread(prepared, nn.functional.one_hot(labels, count).double(), generator)
-        emission.maximise(emission.statistics(prepared, shares), Limits(floor=_WIDE))
+        emission.maximise(emission.statistics(prepared, shares), _BEGIN)
     if log_initial is None or moves is None:
         with torch.no_grad():
             scores = Parts(_none(), emission, kinds).densities(emission.parts(prepared)).double()
