@@ -17,7 +17,6 @@ from thalweg.energies.hopfield.analysis import (
     exact_retrieval,
     margin,
     pattern_separation,
-    retrieval_bound,
 )
 from thalweg.energies.hopfield.fixed_points import FixedPoints, classify_states, fixed_points
 from thalweg.energies.hopfield.memory import HopfieldMemory, Retrieval
@@ -66,5 +65,4 @@ __all__ = [
     "margin",
     "pattern_separation",
     "post_transform",
-    "retrieval_bound",
 ]
