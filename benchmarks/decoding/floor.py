@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.decoding.sides import Shape
 from benchmarks.harness.rates import Rates, bound
+from benchmarks.harness.timing import profiled
 
 
 def step_weights(shape: Shape) -> int:
@@ -75,19 +75,10 @@ def starts(run: Callable[[], Any], device: str) -> int | None:
 
     Thalweg's own compiled CPU kernels are no torch operators and are not counted. None without a profiler.
     """
-    run()
     if device != "cuda":
+        run()
         with _Count() as count:
             run()
         return count.calls
-    from torch.profiler import ProfilerActivity, profile
-
-    try:
-        torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as records:
-            run()
-            torch.cuda.synchronize()
-        launches = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
-        return sum(event.count for event in records.key_averages() if event.key.startswith(launches)) or None
-    except (RuntimeError, AttributeError, AssertionError):
-        return None
+    launches = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
+    return sum(event.count for event in profiled(run) if event.key.startswith(launches)) or None

@@ -16,19 +16,7 @@ from benchmarks.harness.declaration import Facts, Run, WrongAnswerError
 from benchmarks.harness.process import Worker, version_in
 from benchmarks.harness.timing import Spread, rates_in_turn
 from benchmarks.training.checks import agreement, check_like_lengths, check_ours, check_parameters, check_peer
-from benchmarks.training.sides import (
-    BEAM,
-    GREEDY,
-    PEER,
-    QUICK_PAIRS,
-    QUICK_WORDS,
-    Data,
-    Ours,
-    Peer,
-    complete,
-    prepare,
-    settings,
-)
+from benchmarks.training.sides import BEAM, GREEDY, PEER, Data, Ours, Peer, complete, prepare, settings
 from thalweg.tasks import Transducer, build_config, load, train
 
 CELLS = ("lstm", "gru")
@@ -141,12 +129,10 @@ def recurrent(run: Run) -> Facts:
     for line in missing:
         print(line)
     began = time.perf_counter()
-    pairs, words = (QUICK_PAIRS, QUICK_WORDS) if args.quick else (args.pairs, args.words or WORDS)
-    data = prepare(run.folder, args.data_root, pairs, words)
-    print(f"{data.name}: {data.pairs:,} training pairs, {len(data.words):,} test words", flush=True)
+    data = prepare(run, WORDS)
     cells = [measure_cell(args, data, run.folder, cell, yoyodyne=bool(found)) for cell in CELLS]
     facts = {
-        "data": {"name": data.name, "pairs": data.pairs, "words": len(data.words)},
+        "data": data.facts,
         "epochs": args.epochs,
         "training": "a few epochs, until words end; one training for both versions of thalweg",
         "yoyodyne": found,

@@ -34,27 +34,14 @@ def read_words(path: Path, limit: int) -> list[str]:
     return random.Random(0).sample(words, limit) if 0 < limit < len(words) else words
 
 
-def _throughput(transducer: Transducer, words: Sequence[str], how: SearchConfig, device: str) -> tuple[float, dict]:
+def _predict(transducer: Transducer, words: Sequence[str], how: SearchConfig, device: str) -> tuple[float, dict]:
+    """Seconds, and the best answer to each word."""
     synchronise(device)
     began = time.perf_counter()
     found = list(transducer.predict(words, how=how))
     synchronise(device)
     seconds = time.perf_counter() - began
-    return len(words) / seconds, {p.source: p.answers[0].text if p.answers else "" for p in found}
-
-
-def _latencies(
-    transducer: Transducer, words: Sequence[str], how: SearchConfig, device: str
-) -> tuple[list[float], dict]:
-    times, answers = [], {}
-    for word in words:
-        synchronise(device)
-        began = time.perf_counter()
-        (found,) = transducer.predict([word], how=how)
-        synchronise(device)
-        times.append(1e3 * (time.perf_counter() - began))
-        answers[word] = found.answers[0].text if found.answers else ""
-    return times, answers
+    return seconds, {p.source: p.answers[0].text if p.answers else "" for p in found}
 
 
 def measure_run(run: Path, words: Sequence[str], *, device: str, rounds: int) -> dict[str, Any]:
@@ -74,16 +61,16 @@ def measure_run(run: Path, words: Sequence[str], *, device: str, rounds: int) ->
     lengths: dict[str, float] = {}
     for number in range(rounds + 1):  # the first warms up, and is checked
         for name, how in SEARCHES.items():
-            speed, together = _throughput(transducer, words, how, device)
-            times, single = _latencies(transducer, alone, how, device)
+            seconds, together = _predict(transducer, words, how, device)
+            singles = [_predict(transducer, [word], how, device) for word in alone]
             if number == 0:
-                if agreement(together, single) < 0.98:
+                if agreement(together, {word: text for _, one in singles for word, text in one.items()}) < 0.98:
                     raise WrongAnswerError(f"{run}: {name} expected the same answers alone and in batches, got others")
                 sizes = [len(transducer.target.symbols.split(text)) for text in together.values()]
                 lengths[name] = sum(sizes) / len(sizes)
                 continue
-            speeds[name].append(speed)
-            waits[name] += times
+            speeds[name].append(len(words) / seconds)
+            waits[name] += [1e3 * taken for taken, _ in singles]
     for name in SEARCHES:
         grid = torch.tensor(waits[name], dtype=torch.float64)
         speed = Spread.of(speeds[name])

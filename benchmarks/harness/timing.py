@@ -196,8 +196,8 @@ def rates_in_turn(
     return values
 
 
-def kernel_ms(run: Callable[[], Any], *, calls: int = 10) -> float | None:
-    """Milliseconds a call in which the GPU's kernels run, launches and gaps left out; None without a profiler."""
+def profiled(run: Callable[[], Any], *, calls: int = 1) -> list[Any]:
+    """A GPU profiler's records of so many calls after one to warm up; none without a profiler."""
     from torch.profiler import ProfilerActivity, profile
 
     try:
@@ -207,9 +207,13 @@ def kernel_ms(run: Callable[[], Any], *, calls: int = 10) -> float | None:
             for _ in range(calls):
                 run()
             torch.cuda.synchronize()
-        cuda = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
-        events = [event for event in records.key_averages() if event.device_type == cuda]
-        micros = sum(event.self_device_time_total for event in events)
+        return list(records.key_averages())
     except (RuntimeError, AttributeError, AssertionError):
-        return None
-    return micros / 1e3 / calls if micros else None
+        return []
+
+
+def kernel_ms(run: Callable[[], Any], *, calls: int = 10) -> float | None:
+    """Milliseconds a call in which the GPU's kernels run, launches and gaps left out; None without a profiler."""
+    cuda = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
+    events = [event for event in profiled(run, calls=calls) if event.device_type == cuda]
+    return sum(event.self_device_time_total for event in events) / 1e3 / calls or None

@@ -10,7 +10,6 @@ retrieval is measured alone. Results are compared with float64 before anything i
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -23,17 +22,14 @@ from benchmarks.hopfield.report import report
 from benchmarks.hopfield.sides import (
     ATTENTION,
     KERNEL,
-    MEMORY,
     PEER,
     TOLERANCE,
     Problem,
     Size,
     difference,
     find_peer,
-    kernel_side,
-    memory_side,
     one_step_sides,
-    peer_side,
+    retrieval_sides,
 )
 from thalweg.kernels.reference import memory as reference
 
@@ -75,12 +71,7 @@ def retrieve(run: Run, size: Size, kind: str, steps: int | None) -> Facts:
     print(f" {size} {kind} steps {steps or 'until rest'}", flush=True)
     problem = Problem.random(size, SHARPNESS[kind], device=run.args.device)
     most, tol = (UNTIL_REST, TOLERANCE) if steps is None else (steps, 0.0)
-    sides: dict[str, Callable[[], Any]] = {
-        KERNEL: kernel_side(problem, most, tol),
-        MEMORY: memory_side(problem, most, tol),
-    }
-    if run.shared is not None:
-        sides[PEER] = peer_side(run.shared, problem, most, TOLERANCE if steps is None else 1e-30)
+    sides = retrieval_sides(problem, most, tol, run.shared)
     made = sides[KERNEL]().steps.double()
     wanted, allowed = exact(problem, most, tol), 1e-3 if steps is None else ALLOWED
     compared = run.compare(

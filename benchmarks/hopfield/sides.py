@@ -74,17 +74,9 @@ def peer_side(module: ModuleType, problem: Problem, steps: int, eps: float) -> C
     The last one, which reads the values, is not in its count of updates.
     """
     width = problem.patterns.shape[1]
-    off = dict.fromkeys(
-        [
-            f"normalize_{what}{affine}"
-            for what in ("stored_pattern", "state_pattern", "pattern_projection")
-            for affine in ("", "_affine")
-        ],
-        False,
-    )
-    static = dict.fromkeys(
-        ("stored_pattern_as_static", "state_pattern_as_static", "pattern_projection_as_static"), True
-    )
+    inputs = ("stored_pattern", "state_pattern", "pattern_projection")
+    off = dict.fromkeys((f"normalize_{what}{affine}" for what in inputs for affine in ("", "_affine")), False)
+    static = dict.fromkeys((f"{what}_as_static" for what in inputs), True)
     layer = module.Hopfield(
         input_size=width, hidden_size=width, num_heads=1, scaling=problem.beta, update_steps_max=steps - 1,
         update_steps_eps=eps, batch_first=True, disable_out_projection=True, **off, **static,
@@ -92,28 +84,17 @@ def peer_side(module: ModuleType, problem: Problem, steps: int, eps: float) -> C
     layer = layer.eval().to(problem.patterns.device)
     stored, state = problem.patterns[None], problem.queries[None]
 
-    def run() -> Tensor:
-        with torch.no_grad():
-            return layer((stored, state, stored))[0]
-
-    return run
+    return torch.no_grad()(lambda: layer((stored, state, stored))[0])
 
 
-def kernel_side(problem: Problem, steps: int, tol: float) -> Callable[[], Any]:
-    def run() -> Any:
-        return settle(problem.queries, problem.patterns, beta=problem.beta, max_steps=steps, tol=tol)
-
-    return run
-
-
-def memory_side(problem: Problem, steps: int, tol: float) -> Callable[[], Any]:
+def retrieval_sides(problem: Problem, steps: int, tol: float, peer: ModuleType | None) -> dict[str, Callable[[], Any]]:
+    """So many steps, or fewer where queries move by ``tol`` or less; at 0 hflayers makes them all but for no change."""
     memory = HopfieldMemory(problem.patterns, problem.beta)
-
-    def run() -> Any:
-        with torch.no_grad():
-            return memory.retrieve(problem.queries, steps, tol)
-
-    return run
+    sides: dict[str, Callable[[], Any]] = {
+        KERNEL: lambda: settle(problem.queries, problem.patterns, beta=problem.beta, max_steps=steps, tol=tol),
+        MEMORY: torch.no_grad()(lambda: memory.retrieve(problem.queries, steps, tol)),
+    }
+    return sides if peer is None else {**sides, PEER: peer_side(peer, problem, steps, tol or 1e-30)}
 
 
 def one_step_sides(problem: Problem) -> dict[str, Callable[[], Tensor]]:

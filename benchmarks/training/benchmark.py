@@ -24,20 +24,7 @@ from benchmarks.harness.process import alone, version_in
 from benchmarks.harness.timing import Spread, rates_in_turn
 from benchmarks.training.checks import check_like_lengths, check_ours, check_parameters, check_peer
 from benchmarks.training.report import report
-from benchmarks.training.sides import (
-    BEAM,
-    GREEDY,
-    PEER,
-    QUICK_PAIRS,
-    QUICK_WORDS,
-    SIZES,
-    Data,
-    Ours,
-    Peer,
-    complete,
-    prepare,
-    settings,
-)
+from benchmarks.training.sides import BEAM, GREEDY, PEER, SIZES, Data, Ours, Peer, complete, prepare, settings
 from thalweg.tasks import apply_overrides, build_config, load, train
 
 MEMORY_STEPS = (1000, 2000, 3000)
@@ -156,9 +143,7 @@ def find_peer(run: Run, data: Data) -> Peer | None:
 
 def everything(run: Run) -> Facts:
     """Speed of training and of prediction, memory, and accuracy where it is asked for."""
-    pairs, words = (QUICK_PAIRS, QUICK_WORDS) if run.args.quick else (run.args.pairs, run.args.words)
-    data = prepare(run.folder, run.args.data_root, pairs, words)
-    print(f"data: {data.name}, {data.pairs:,} training pairs, {len(data.words):,} test words")
+    data = prepare(run)
     peer = find_peer(run, data)
     try:
         facts = measure(run, Ours(data, run.folder / "run", run.args.seed), peer)
@@ -175,7 +160,7 @@ def everything(run: Run) -> Facts:
         raise NothingToCompareError(f"without {PEER} there is no comparison to report or to write")
     return facts | {
         "settings": {**SIZES, "max_length": data.max_length, "optimiser": "Adam", "beam_width": BEAM.width},
-        "data": {"name": data.name, "pairs": data.pairs, "words": len(data.words)},
+        "data": data.facts,
     }
 
 

@@ -9,21 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.declaration import WrongAnswerError
+from benchmarks.harness.declaration import Run, WrongAnswerError
 from benchmarks.harness.process import Worker
 from thalweg.data import PairFile, guess_symbols, list_datasets, load_dataset
-from thalweg.tasks import (
-    SearchConfig,
-    TrainResult,
-    Transducer,
-    build_config,
-    train,
-)
+from thalweg.tasks import SearchConfig, TrainResult, Transducer, build_config, train
 
 PEER = "yoyodyne"
 SIZES = {"embedding": 128, "hidden": 128, "dropout": 0.2, "batch_size": 32, "learning_rate": 3e-3}
 PROBE_WORDS = 200
-QUICK_PAIRS, QUICK_WORDS = 2000, 40
 GREEDY, BEAM = SearchConfig(search="greedy"), SearchConfig(search="beam", width=5)
 
 
@@ -44,6 +37,11 @@ class Data:
         return list(self.references)
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """For the result file."""
+        return {"name": self.name, "pairs": self.pairs, "words": len(self.words)}
+
+    @property
     def max_length(self) -> int:
         """Symbols of an answer at most, end included: Thalweg's default, given to the peer too."""
         return 2 * self.longest + 10
@@ -62,8 +60,13 @@ class Data:
         return right / sum(map(len, self.references.values()))
 
 
-def prepare(folder: Path, root: Path | None, pairs: int, words: int) -> Data:
-    """Write the parts of ar2en, or of a sample of CMUdict of its size where ar2en is not at hand."""
+def prepare(run: Run, words: int = 0) -> Data:
+    """Write the parts of ar2en, or of a sample of CMUdict of its size where ar2en is not at hand.
+
+    Options say how many pairs and test words; ``words`` holds where none does, and 0 is for all.
+    """
+    folder, root = run.folder, run.args.data_root
+    pairs, words = (2000, 40) if run.args.quick else (run.args.pairs, run.args.words or words)
     there = any(info.name == "ar2en" and info.available for info in list_datasets(root))
     name = "ar2en" if there else "cmudict"
     parts = {split: load_dataset(name, split, root=root) for split in ("train", "dev", "test")}
@@ -93,6 +96,7 @@ def prepare(folder: Path, root: Path | None, pairs: int, words: int) -> Data:
         (folder / f"{part}.tsv").write_text(text, encoding="utf-8")
     separators = tuple(" " if side.kind == "spaced" else "" for side in (source, target))
     longest = 1 + max(len(target.split(answer)) for _, answer in written["train"])
+    print(f"data: {name}, {len(written['train']):,} training pairs, {len(references):,} test words", flush=True)
     return Data(name, folder, len(written["train"]), references, longest, (separators[0], separators[1]))
 
 

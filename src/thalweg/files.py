@@ -84,7 +84,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """The same with text, as UTF-8."""
+    """:func:`write_atomically` with text, as UTF-8.
+
+    >>> write_text(Path(tempfile.mkdtemp()) / "x.txt", "ʃ")
+    """
     write_atomically(path, text.encode())
 
 

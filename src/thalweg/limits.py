@@ -105,7 +105,11 @@ def check_numbers(
 
 
 def check_choices(config: object, section: str) -> None:
-    """Refuse settings, declared as one of several words, that are none of them."""
+    """Refuse settings, declared as one of several words, that are none of them.
+
+    >>> from thalweg.sweeps.settings import SweepConfig
+    >>> check_choices(SweepConfig(method="grid", space={"hidden": [8]}), "sweep")
+    """
     for name, hint in get_type_hints(type(config)).items():
         value, choices = getattr(config, name), get_args(hint)
         if get_origin(hint) is Literal and value not in choices:

@@ -12,7 +12,6 @@ from thalweg.energies.hopfield.analysis import (
     exact_retrieval,
     margin,
     pattern_separation,
-    retrieval_bound,
 )
 from thalweg.energies.hopfield.fixed_points import classify_states, fixed_points
 from thalweg.energies.hopfield.memory import HopfieldMemory
@@ -72,30 +71,14 @@ def test_error_bound_holds(beta):
     for seed in range(20):
         X = draw(7, 12, seed=seed, scale=1.5)
         memory = HopfieldMemory(X, beta)
-        q = X + draw(7, 12, seed=seed + 100, scale=0.05)
-        index = torch.arange(7)
-        error = (memory.update(q) - X).norm(dim=1)
-        bound = retrieval_bound(memory, q, index)
+        error = (memory.update(X) - X).norm(dim=1)
+        bound, M = analyse_memory(memory).error_bound, float(X.norm(dim=1).max())
+        assert bound is not None
         assert (error <= bound + 1e-12).all()
-        # With the fixed point, the theorem's own form: weaker, and so it holds as well.
-        rest = memory.retrieve(X, 500, 1e-10).state
-        assert (retrieval_bound(memory, q, index, rest) >= bound).all()
-        assert (bound <= 2 * X.norm(dim=1).max() + 1e-12).all()
-        tight += int((bound < X.norm(dim=1).max()).sum())
+        delta = oracle.separation(X.numpy())
+        assert bound.tolist() == pytest.approx([min(2 * M, 2 * 6 * math.exp(-beta * d) * M) for d in delta])
+        tight += int((bound < M).sum())
     assert tight > 0 or beta < 1  # it says something
-
-
-def test_error_bound_is_the_formula():
-    X = draw(5, 8, scale=2.0)
-    q, index, beta = X[[3, 1]] + 0.01, torch.tensor([3, 1]), 1.3
-    delta, M = oracle.separation(X.numpy()), float(X.norm(dim=1).max())
-    expected = [
-        min(2 * M, 2 * 4 * math.exp(-beta * (delta[i] - 2 * float((x - X[i]).norm()) * M)) * M)
-        for i, x in zip((3, 1), q, strict=True)
-    ]
-    assert retrieval_bound(HopfieldMemory(X, beta), q, index).tolist() == pytest.approx(expected)
-    single = HopfieldMemory(X[:1], beta)
-    assert retrieval_bound(single, q[:1], torch.tensor([0])).tolist() == [0.0]
 
 
 def test_well_separated_patterns_hold_a_fixed_point_alone():
@@ -312,7 +295,6 @@ def test_learned_temperatures_are_numbers_here():
     learned = HopfieldMemory(torch.eye(3) * 4, 1.0, learn_beta=True)
     for each in (memory, learned):
         assert analyse_memory(each).beta == pytest.approx(1.0)
-        assert not retrieval_bound(each, torch.eye(3), torch.arange(3)).requires_grad
         assert len(fixed_points(each)) >= 3
 
 
@@ -320,12 +302,6 @@ def test_learned_temperatures_are_numbers_here():
     ("make", "error", "says"),
     [
         (lambda: analyse_memory(HopfieldMemory(torch.ones(2, 3, 4))), ConfigError, "one by one"),
-        (
-            lambda: retrieval_bound(HopfieldMemory(torch.eye(2), 1.0, 2.0), torch.eye(2), torch.arange(2)),
-            ConfigError,
-            "soft",
-        ),
-        (lambda: retrieval_bound(HopfieldMemory(torch.eye(2)), torch.eye(2), torch.arange(3)), ShapeError, "index"),
         (lambda: classify_states(HopfieldMemory(torch.eye(2)), torch.ones(2)), ShapeError, "(F, D)"),
     ],
 )

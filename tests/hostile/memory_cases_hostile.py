@@ -292,6 +292,21 @@ def _gold_case() -> None:
         assert torch.equal(taught.grad, again.grad)
 
 
+def _subset_case() -> None:
+    scores = draw(4, 6)
+    for twice in ([[0, 0]] * 4, [[0, 1]] * 3 + [[5, 5]]):
+        refused(lambda twice=twice: maps.k_subsets_loss(scores, torch.tensor(twice), 2), "`gold`", "2 different")
+    refused(lambda: maps.k_subsets_loss(scores, torch.tensor([[0, 0, 1, 1, 0, 1]] * 4), 6), "`gold`", "6 different")
+    for wrong in ([[0, 6]] * 4, [[0, -1]] * 4, [[10**12, 0]] * 4):
+        refused(lambda wrong=wrong: maps.k_subsets_loss(scores, torch.tensor(wrong), 2), "`gold`", "0..5")
+    for hot in ([1, 1, 1, 0, 0, 0], [0.5, 1, 0, 0, 0, 0], [NAN, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]):
+        refused(lambda hot=hot: maps.k_subsets_loss(scores, torch.tensor([hot] * 4), 2), "`gold`")
+    for k in (0, 2.0, None, True, NAN, 7):
+        refused(lambda k=k: maps.k_subsets_loss(scores, torch.tensor([[0, 1]] * 4), k), "`k`")
+    whole = maps.k_subsets_loss(scores, torch.ones(4, 6).long(), 6)
+    assert torch.equal(maps.k_subsets_loss(scores, torch.arange(6).expand(4, 6), 6), whole)
+
+
 def _decoding_case() -> None:
     """The kernels of a decoding step look at every index that they follow."""
     cache, queries = draw(3, 5, 2, 8), draw(5, 8)
@@ -367,6 +382,7 @@ CASES: dict[str, Callable[[], None]] = {
     "bare layer": _bare_layer_case,
     "alpha": _alpha_case,
     "gold": _gold_case,
+    "subsets": _subset_case,
     "decoding": _decoding_case,
     "threads": _threads_case,
 }

@@ -11,7 +11,7 @@ from oracles import search as oracle
 from oracles.beams import Book, begins
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference import TableModel, Trie, beam_search
-from thalweg.inference.search.constraints import forbid
+from thalweg.inference.search.constraints import Rules
 
 
 def lexicon(seed, *, vocab, eos, size, longest):
@@ -92,13 +92,14 @@ def test_a_hundred_thousand_words_are_built_in_seconds():
 def test_rules_together_on_rows():
     total = torch.zeros(3, 4)
     prefix = torch.tensor([[1], [-1]])
-    forbid(total, 1, torch.tensor([0, 1, 1]), eos=3, min_length=2, prefix=prefix)
+    rules = Rules(3, 2, prefix, None)
+    rules.forbid(total, 1, torch.tensor([0, 1, 1]), None)
     assert total.exp().tolist() == [[0, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
-    forbid(total, 2, torch.tensor([0, 1, 1]), eos=3, min_length=2, prefix=prefix)
+    rules.forbid(total, 2, torch.tensor([0, 1, 1]), None)
     assert total.exp().tolist() == [[0, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
     trie = Trie([(2,)], vocab_size=4, eos=3)
     fresh = torch.zeros(2, 4)
-    forbid(fresh, 2, torch.tensor([0, 1]), allowed=trie, sequences=torch.tensor([[2], [1]]))
+    Rules(None, 0, None, trie).forbid(fresh, 2, torch.tensor([0, 1]), torch.tensor([[2], [1]]))
     assert fresh.exp().tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
 
 

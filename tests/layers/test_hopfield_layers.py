@@ -119,22 +119,6 @@ def test_one_step_is_multi_head_attention(sizes, batch_first):
         torch.testing.assert_close(layer.associations(k, q, **masks), weights, atol=1e-6, rtol=1e-6)
 
 
-def test_attention_of_every_kind_converts():
-    torch.manual_seed(1)
-    x = torch.randn(3, 5, 8)
-    for options in ({"bias": False}, {"add_zero_attn": True}, {"dtype": torch.float64}):
-        attention = nn.MultiheadAttention(8, 2, batch_first=True, **options)
-        if attention.in_proj_bias is not None:
-            nn.init.normal_(attention.in_proj_bias)
-            nn.init.normal_(attention.out_proj.bias)
-        layer, given = from_attention(attention), x.to(attention.out_proj.weight.dtype)
-        torch.testing.assert_close(layer(given), attention(given, given, given)[0], atol=1e-6, rtol=1e-6)
-    assert from_attention(nn.MultiheadAttention(8, 2, dropout=0.3).eval()).training is False
-    assert from_attention(nn.MultiheadAttention(8, 2, dropout=0.3)).dropout == 0.3
-    with pytest.raises(ConfigError, match="add_bias_kv"):
-        from_attention(nn.MultiheadAttention(4, 2, add_bias_kv=True))
-
-
 def _as(mask, padding):
     """torch wants both masks of one kind."""
     return padding if mask.dtype == torch.bool else torch.zeros(padding.shape).masked_fill(padding, -torch.inf)

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from thalweg.errors import ConfigError
-from thalweg.layers import feature_positions, rotate
+from thalweg.layers import feature_positions, rotary_table, rotate, sinusoidal_table
 from thalweg.layers.positions import kept_rotary_table, kept_sinusoidal_table
 
 
 @pytest.mark.parametrize("length", [1, 256, 257, 600])
 def test_sinusoids(length):
-    table = kept_sinusoidal_table(length, 6, dtype=torch.float64, device="cpu")
+    table = sinusoidal_table(length, 6, dtype=torch.float64, device="cpu")
     assert table.size(0) >= length
     for p in (0, 1, length - 1):
         angles = [p / 10000 ** (2 * i / 6) for i in range(3)]
@@ -23,17 +23,17 @@ def test_sinusoids(length):
 def test_tables_are_kept_and_prefixes_of_one_another():
     short = kept_sinusoidal_table(10, 8, dtype=torch.float32, device="cpu")
     assert kept_sinusoidal_table(200, 8, dtype=torch.float32, device="cpu") is short
-    long = kept_sinusoidal_table(1000, 8, dtype=torch.float32, device="cpu")
+    long = sinusoidal_table(1000, 8, dtype=torch.float32, device="cpu")
     assert torch.equal(long[:256], short)
 
 
 def test_float64_tables_are_not_rounded_to_float32():
-    wide = kept_sinusoidal_table(50, 4, dtype=torch.float64, device="cpu")
+    wide = sinusoidal_table(50, 4, dtype=torch.float64, device="cpu")
     assert wide[7, 0].item() == pytest.approx(math.sin(7), rel=1e-14)
 
 
 def test_products_depend_on_the_distance_alone():
-    cos, sin = kept_rotary_table(64, 8, dtype=torch.float64, device="cpu")
+    cos, sin = rotary_table(64, 8, dtype=torch.float64, device="cpu")
     q, k = torch.randn(2, 8, dtype=torch.float64)
 
     def product(i, j):
@@ -46,8 +46,8 @@ def test_products_depend_on_the_distance_alone():
 
 def test_tables_made_in_inference_mode_can_be_trained_with():
     with torch.inference_mode():
-        cos, sin = kept_rotary_table(5, 14, dtype=torch.float32, device="cpu")
-        table = kept_sinusoidal_table(5, 14, dtype=torch.float32, device="cpu")
+        cos, sin = rotary_table(5, 14, dtype=torch.float32, device="cpu")
+        table = sinusoidal_table(5, 14, dtype=torch.float32, device="cpu")
     x = torch.randn(5, 14, requires_grad=True)
     (rotate(x, cos[:5], sin[:5]) * table[:5]).sum().backward()
     assert x.grad is not None
@@ -60,6 +60,17 @@ def test_features_are_not_counted():
 
 def test_odd_widths():
     with pytest.raises(ConfigError, match="even width"):
-        kept_sinusoidal_table(4, 5, dtype=torch.float32, device="cpu")
+        sinusoidal_table(4, 5, dtype=torch.float32, device="cpu")
     with pytest.raises(ConfigError, match="even width"):
-        kept_rotary_table(4, 3, dtype=torch.float32, device="cpu")
+        rotary_table(4, 3, dtype=torch.float32, device="cpu")
+
+
+def test_tables_that_are_given_away_are_not_those_of_the_models():
+    given, (cos, sin) = (
+        sinusoidal_table(9, 8, dtype=torch.float32, device="cpu"),
+        rotary_table(9, 8, dtype=torch.float32, device="cpu"),
+    )
+    for table in (given, cos, sin):
+        table.fill_(torch.nan)
+    assert kept_sinusoidal_table(9, 8, dtype=torch.float32, device="cpu").isfinite().all()
+    assert all(part.isfinite().all() for part in kept_rotary_table(9, 8, dtype=torch.float32, device="cpu"))

@@ -20,6 +20,7 @@ from thalweg.layers.sparse import (
     entmax15_loss,
     entmax_loss,
     k_subsets,
+    k_subsets_loss,
     normmax,
     sparsemax,
     sparsemax_loss,
@@ -152,6 +153,8 @@ def test_gradients_of_k_subsets() -> None:
     scores = torch.randn(3, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64, requires_grad=True)
     for k in (1, 2, 2.5, 5):
         assert gradcheck(lambda s, k=k: k_subsets(s, k), scores)
+    gold = torch.tensor([[0, 1], [2, 4], [3, 1]])
+    assert gradcheck(lambda s: k_subsets_loss(s, gold, 2), scores)
 
 
 def test_alpha_of_one_is_an_ordinary_point() -> None:
@@ -215,6 +218,17 @@ def test_losses_are_zero_past_the_margin() -> None:
         assert entmax_loss(torch.tensor([[margin - 0.3, 0.0, 0.0]]), gold, alpha).item() > 1e-6
 
 
+def test_k_subsets_loss_takes_indices_and_multi_hot() -> None:
+    scores = torch.randn(4, 5)
+    gold = torch.tensor([[0, 1], [4, 2], [3, 1], [0, 4]])
+    hot = torch.zeros(4, 5, dtype=torch.bool).scatter_(1, gold, True)
+    found = k_subsets_loss(scores, gold, 2)
+    assert (found >= 0).all()
+    torch.testing.assert_close(found, k_subsets_loss(scores, hot, 2))
+    torch.testing.assert_close(found, k_subsets_loss(scores, hot.long(), 2))
+    torch.testing.assert_close(k_subsets_loss(scores, gold[:, :1], 1), sparsemax_loss(scores, gold[:, 0]))
+
+
 @has_entmax
 def test_values_and_gradients_equal_entmax() -> None:
     import entmax as peer
@@ -258,3 +272,5 @@ def test_errors_name_the_remedy() -> None:
         sparsemax_loss(scores, torch.zeros(3, dtype=torch.long))
     with pytest.raises(ShapeError, match=r"0\.\.2"):
         sparsemax_loss(scores, torch.tensor([0, 3]))
+    with pytest.raises(ShapeError, match="multi-hot"):
+        k_subsets_loss(scores, torch.zeros(2, 4), 2)

@@ -66,6 +66,34 @@ def of_ours(state, eps=1e-5):
     return parts
 
 
+def of_hflayers(state, *, static=(), eps=1e-5):
+    """Parts from a state dict in the naming of hflayers (Ramsauer et al.), of the inner `Hopfield`."""
+    core = {name.removeprefix("association_core."): value for name, value in state.items()}
+    parts, rows, bias_at = {}, 0, 0
+    bias = core.get("in_proj_bias")
+    present = [
+        name for name, what in (("query", "state"), ("key", "stored"), ("value", "values")) if what not in static
+    ]
+    for name in present:
+        weight = core.get(f"{name[0]}_proj_weight")
+        if weight is None:
+            each = len(core["in_proj_weight"]) // len(present)
+            weight = core["in_proj_weight"][rows : rows + each]
+            rows += each
+        parts[name] = (weight, 0.0 if bias is None else bias[bias_at : bias_at + len(weight)])
+        bias_at += len(weight)
+    if "out_proj.weight" in core:
+        parts["out"] = (core["out_proj.weight"], core.get("out_proj.bias", 0.0))
+    names = {"stored_norm": "norm_stored_pattern", "state_norm": "norm_state_pattern"}
+    names["values_norm"] = "norm_pattern_projection"
+    for ours, theirs in names.items():
+        if f"{theirs}.weight" in state:
+            parts[ours] = (state[f"{theirs}.weight"], state[f"{theirs}.bias"], eps)
+    if "p_norm_weight" in core:
+        parts["space_norm"] = (core["p_norm_weight"], core["p_norm_bias"], eps)
+    return parts
+
+
 def head_of(x, layer, head, heads):
     if layer is None:
         return x

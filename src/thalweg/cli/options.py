@@ -44,10 +44,12 @@ Run = Annotated[
     Path, typer.Argument(metavar="RUN", help="Run directory that `thalweg train` wrote.", show_default=False)
 ]
 
-# What commands that look at a model take, and settings that are laid over it.
+# What commands that look at a model take.
 Subject = Annotated[
     str, typer.Argument(metavar="RUN|CONFIG|RECIPE", help="A run directory, a YAML config, or a recipe's name.")
 ]
+
+# Settings that are laid over those of a config or recipe.
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings laid over a config's.", show_default=False)
 ]

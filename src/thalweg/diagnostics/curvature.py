@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from thalweg.errors import ConfigError, ShapeError, nearest
+from thalweg.diagnostics.jacobians import check_request, lanczos_steps, orthogonal
+from thalweg.errors import ConfigError, ShapeError
 
 __all__ = ["ConvexConcave", "Convexity", "Spectrum", "convex_concave_report", "convexity", "hessian_spectrum"]
 
 Function = Callable[[Tensor], Tensor]
-METHODS = ("auto", "dense", "lanczos")
 # "auto" builds the Hessian up to this many features, and up to this many entries for the whole batch.
 _DENSE, _ENTRIES = 2000, 1 << 27
 
@@ -91,26 +91,15 @@ def hessian_spectrum(
     >>> found.method, found.largest, found.smallest
     ('lanczos', tensor([3.0000], dtype=torch.float64), tensor([-1.0000], dtype=torch.float64))
     """
-    if method not in METHODS:
-        raise ConfigError(f"unknown method `{method}`; {nearest(method, METHODS)}")
-    if point.dim() not in (1, 2) or not point.is_floating_point() or not point.shape[-1]:
-        raise ShapeError(
-            "`point` must be (D,) or (B, D) with D at least 1 and a floating type, "
-            f"got {tuple(point.shape)} {point.dtype}"
-        )
+    check_request(point, method)
     size, rows = point.shape[-1], point.shape[:-1].numel()
     count = 1 if k is None else k
     if not 1 <= count <= size:
         raise ConfigError(f"`k` must lie in 1..D with D = {size}, got {k}")
-    if method == "auto":
-        method = "dense" if size <= _DENSE and rows * size * size <= _ENTRIES else "lanczos"
-    hessian = _Hessian(function, point)
-    if method == "dense":
+    hessian, small = _Hessian(function, point), size <= _DENSE and rows * size * size <= _ENTRIES
+    if method == "dense" or (method == "auto" and small):
         return _dense(hessian, count)
-    steps = min(size, 300 if max_steps is None else max_steps)
-    if steps < count:
-        raise ConfigError(f"`max_steps` must be at least k = {count}, got {max_steps}")
-    return _lanczos(hessian, count, steps, tol)
+    return _lanczos(hessian, count, lanczos_steps(size, count, max_steps, 300), tol)
 
 
 class _Hessian:
@@ -226,9 +215,7 @@ def _lanczos(hessian: _Hessian, k: int, steps: int, tol: float) -> Spectrum:
         lengths += alive
         image = hessian(vector)
         table[:, step, step] = (image * vector).sum(1)
-        kept = basis[:, : step + 1]
-        for _ in range(2):  # twice is enough (Kahan and Parlett)
-            image = image - (kept.transpose(1, 2) @ (kept @ image.unsqueeze(-1))).squeeze(-1)
+        image = orthogonal(image, basis[:, : step + 1])
         length = image.norm(dim=1)
         scale = table[:, : step + 1, : step + 1].flatten(1).abs().amax(1)
         alive = alive & (length > hessian.rounding * scale) & (length > 0)

@@ -18,10 +18,13 @@ __all__ = [
     "SingularValues",
     "SpanReport",
     "VanishingBound",
+    "check_request",
     "graph_jacobians",
     "jacobian",
     "jacobian_spectrum",
+    "lanczos_steps",
     "linear_recurrence",
+    "orthogonal",
     "span_spectra",
     "vanishing_bound",
 ]
@@ -127,33 +130,42 @@ def jacobian_spectrum(
     >>> found.method, round(float(found.largest), 3)
     ('lanczos', 5.0)
     """
-    if method not in METHODS:
-        raise ConfigError(f"unknown method `{method}`; {nearest(method, METHODS)}")
+    check_request(point, method)
     products = _Products(function, point)
     B, D = products.rows
     count, size = 1 if k is None else k, min(D, products.outputs)
     if not 1 <= count <= size:
         raise ConfigError(f"`k` must lie in 1..min(M, D) = {size}, got {k}")
-    if method == "auto":
-        small = products.outputs <= _DENSE and B * D * products.outputs <= _ENTRIES
-        method = "dense" if small else "lanczos"
-    if method == "dense":
+    small = products.outputs <= _DENSE and B * D * products.outputs <= _ENTRIES
+    if method == "dense" or (method == "auto" and small):
         return _dense(function, point, count)
-    steps = min(size, 100 if max_steps is None else max_steps)
-    if steps < count:
-        raise ConfigError(f"`max_steps` must be at least k = {count}, got {max_steps}")
-    return _bidiagonal(products, count, steps, tol)
+    return _bidiagonal(products, count, lanczos_steps(size, count, max_steps, 100), tol)
+
+
+def check_request(point: Tensor, method: str = "auto") -> None:
+    """Refuse a way to find a spectrum that is not known, and what is no point or batch of points."""
+    if method not in METHODS:
+        raise ConfigError(f"unknown method `{method}`; {nearest(method, METHODS)}")
+    if point.dim() not in (1, 2) or not point.is_floating_point() or not point.shape[-1]:
+        raise ShapeError(
+            "`point` must be (D,) or (B, D) with D at least 1 and a floating type, "
+            f"got {tuple(point.shape)} {point.dtype}"
+        )
+
+
+def lanczos_steps(size: int, k: int, asked: int | None, usual: int) -> int:
+    """Steps of Lanczos in a space of that size, at least as many as the values that are wanted."""
+    steps = min(size, usual if asked is None else asked)
+    if steps < k:
+        raise ConfigError(f"`max_steps` must be at least k = {k}, got {asked}")
+    return steps
 
 
 class _Products:
     """Products of the Jacobian at each point (B, D), and of its transpose, with vectors."""
 
     def __init__(self, function: Function | nn.Module, point: Tensor):
-        if point.dim() not in (1, 2) or not point.is_floating_point() or not point.shape[-1]:
-            raise ShapeError(
-                "`point` must be (D,) or (B, D) with D at least 1 and a floating type, "
-                f"got {tuple(point.shape)} {point.dtype}"
-            )
+        check_request(point)
         self.flat = point.dim() == 1
         self.rows = point.view(-1, point.shape[-1]).shape
         self.point = point.detach().clone().requires_grad_()
@@ -242,13 +254,19 @@ def _bidiagonal(products: _Products, k: int, steps: int, tol: float) -> Singular
 def _fresh(image: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     """The part of (B, N) that is orthogonal to the rows of (B, S, N), as a direction, and its length (B,)."""
     whole = image.norm(dim=1)
-    for _ in range(2):  # twice is enough (Kahan and Parlett)
-        image = image - (kept.transpose(1, 2) @ (kept @ image.unsqueeze(-1))).squeeze(-1)
+    image = orthogonal(image, kept)
     length = image.norm(dim=1)
     # What cancels to rounding is no direction.
     there = length > 1e-14 * whole
     length = torch.where(there, length, 0.0)
     return torch.where(there.unsqueeze(1), image / torch.where(there, length, 1.0).unsqueeze(1), 0.0), length
+
+
+def orthogonal(image: Tensor, kept: Tensor) -> Tensor:
+    """The part of (B, N) that is orthogonal to the rows of (B, S, N)."""
+    for _ in range(2):  # twice is enough (Kahan and Parlett)
+        image = image - (kept.transpose(1, 2) @ (kept @ image.unsqueeze(-1))).squeeze(-1)
+    return image
 
 
 def _ends(table: Tensor, beta: Tensor, k: int, rounding: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -174,7 +174,8 @@ class _Unrolled(nn.Module):
         turned = not packed and not flat and not core.batch_first
         x = x.transpose(0, 1) if turned else x
         starts = state if isinstance(state, tuple) else (state,)
-        x, finals = self._run(x, starts, None if lengths is None else lengths.to(x.device))
+        mask = None if lengths is None else torch.arange(x.shape[1], device=x.device) < lengths.to(x.device)[:, None]
+        x, finals = self._run(x, starts, mask)
         if lengths is not None:
             x = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
         x = x.transpose(0, 1) if turned else x
@@ -182,88 +183,76 @@ class _Unrolled(nn.Module):
             x, finals = x.squeeze(0), tuple(part.squeeze(1) for part in finals)
         return x, finals if core.mode == "LSTM" else finals[0]
 
-    def _run(self, x: Tensor, starts: tuple[Any, ...], lengths: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        core = self.inner
-        mask = None if lengths is None else torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-        ends = 2 if core.bidirectional else 1
-        finals: list[list[Tensor]] = [[], []]
-        for layer in range(core.num_layers):
-            if layer and core.dropout:
-                x = nn.functional.dropout(x, core.dropout, self.training)
+    def _run(self, x: Tensor, starts: tuple[Any, ...], mask: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        layers, ends, size = self._shape()
+        finals: list[tuple[Tensor, Tensor]] = []
+        for layer in range(layers):
+            x = self._between(x) if layer else x
             sides = []
             for end in range(ends):
-                step, matrix, bias, recurrent = _cell(core, layer, end)
-                projected = nn.functional.linear(x, matrix, bias)
-                zeros = x.new_zeros(len(x), core.hidden_size)
+                cell, step, projected, recurrent = self._cell(x, layer, end)
+                zeros = x.new_zeros(len(x), size)
                 begin = [zeros if part is None else part[layer * ends + end] for part in (*starts, None)[:2]]
-                made = _roll(step, projected, begin[0], begin[1], mask, backward=end == 1)
-                cell = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "rnn-tanh", "RNN_RELU": "rnn-relu"}[core.mode]
-                self._keep(layer, end, cell, made, mask, projected, (begin[0], begin[1]), step, recurrent)
-                sides.append(torch.stack(made[0], dim=1))
-                last = 0 if end else -1
-                finals[0].append(made[2][0] if mask is not None else made[0][last])
-                finals[1].append(made[2][1] if mask is not None else made[1][last])
+                hidden, memory, final, gates = _roll(step, projected, begin[0], begin[1], mask, backward=end == 1)
+                depth = self._below + layer + 1
+                self._traces.append(
+                    LayerTrace(
+                        name=layer_name(self._stack, depth, backward=end == 1),
+                        stack=self._stack,
+                        depth=depth,
+                        backward=end == 1,
+                        cell=cell,
+                        hidden=hidden,
+                        memory=memory if cell == "lstm" else [],
+                        gates={name: torch.stack([part[name] for part in gates], 1).detach() for name in gates[0]},
+                        mask=mask,
+                        projected=projected.detach(),
+                        start=(begin[0].detach(), begin[1].detach()),
+                        step=step,
+                        recurrent={name: part.detach() for name, part in recurrent.items()},
+                    )
+                )
+                sides.append(torch.stack(hidden, dim=1))
+                finals.append(final)
             x = torch.cat(sides, dim=2) if ends == 2 else sides[0]
-        if mask is not None:
-            x = torch.where(mask[:, :, None], x, 0)
-        return x, tuple(torch.stack(parts) for parts in (finals if core.mode == "LSTM" else finals[:1]))
+        return x, tuple(torch.stack(parts) for parts in zip(*finals, strict=True))
 
-    def _keep(
-        self,
-        layer: int,
-        end: int,
-        cell: str,
-        made: _Rolled,
-        mask: Tensor | None,
-        projected: Tensor,
-        start: tuple[Tensor, Tensor],
-        step: Step,
-        recurrent: Gates,
-    ) -> None:
-        hidden, memory, _, gates = made
-        depth = self._below + layer + 1
-        self._traces.append(
-            LayerTrace(
-                name=layer_name(self._stack, depth, backward=end == 1),
-                stack=self._stack,
-                depth=depth,
-                backward=end == 1,
-                cell=cell,
-                hidden=hidden,
-                memory=memory if cell == "lstm" else [],
-                gates={name: torch.stack([part[name] for part in gates], dim=1).detach() for name in gates[0]},
-                mask=mask,
-                projected=projected.detach(),
-                start=(start[0].detach(), start[1].detach()),
-                step=step,
-                recurrent={name: part.detach() for name, part in recurrent.items()},
-            )
-        )
+    def _shape(self) -> tuple[int, int, int]:
+        """Layers, directions and hidden units."""
+        core = self.inner
+        return core.num_layers, 2 if core.bidirectional else 1, core.hidden_size
+
+    def _between(self, x: Tensor) -> Tensor:
+        """What happens to the output of a layer before the next one reads it."""
+        return nn.functional.dropout(x, self.inner.dropout, self.training) if self.inner.dropout else x
+
+    def _cell(self, x: Tensor, layer: int, end: int) -> tuple[str, Step, Tensor, Gates]:
+        """What kind of cell it is, the cell, what it reads of its input, its recurrent matrices."""
+        core = self.inner
+        step, matrix, bias, recurrent = _torch_cell(core, layer, end)
+        kinds = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "rnn-tanh", "RNN_RELU": "rnn-relu"}
+        return kinds[core.mode], step, nn.functional.linear(x, matrix, bias), recurrent
 
 
 class _UnrolledResetBefore(_Unrolled):
     """Stands in for :class:`ResetBeforeGRU`."""
 
     def forward(self, x: Tensor, state: Tensor | None = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        core, finals = self.inner, []
-        for layer in range(core.layers):
-            if layer:
-                x = core.dropout(x)
-            sides = []
-            for end in range(core.directions):
-                name, index = f"{layer}_{end}", layer * core.directions + end
-                gating, weighing = core._matrices(name)
-                step = _reset_before(gating, weighing)
-                hidden = x.new_zeros(len(x), core.hidden) if state is None else state[index]
-                projected = core.project(x, name)
-                made = _roll(step, projected, hidden, hidden, mask, backward=end == 1)
-                reset, update = gating.t().chunk(2)
-                recurrent = {"reset": reset, "update": update, "candidate": weighing.t()}
-                self._keep(layer, end, "gru-reset-before", made, mask, projected, (hidden, hidden), step, recurrent)
-                sides.append(torch.stack(made[0], dim=1))
-                finals.append(made[2][0])
-            x = torch.cat(sides, dim=2) if core.directions == 2 else sides[0]
-        return x, torch.stack(finals)
+        x, finals = self._run(x, (state,), mask)
+        return x, finals[0]
+
+    def _shape(self) -> tuple[int, int, int]:
+        return self.inner.layers, self.inner.directions, self.inner.hidden
+
+    def _between(self, x: Tensor) -> Tensor:
+        return self.inner.dropout(x)
+
+    def _cell(self, x: Tensor, layer: int, end: int) -> tuple[str, Step, Tensor, Gates]:
+        name = f"{layer}_{end}"
+        gating, weighing = self.inner._matrices(name)
+        reset, update = gating.t().chunk(2)
+        recurrent = {"reset": reset, "update": update, "candidate": weighing.t()}
+        return "gru-reset-before", _reset_before(gating, weighing), self.inner.project(x, name), recurrent
 
 
 # Hidden and memory states by position, the state at the end, and the gates by position.
@@ -289,7 +278,7 @@ def _roll(
     return hiddens, memories, (hidden, memory), gates
 
 
-def _cell(core: nn.RNNBase, layer: int, end: int) -> tuple[Step, Tensor, Tensor | None, Gates]:
+def _torch_cell(core: nn.RNNBase, layer: int, end: int) -> tuple[Step, Tensor, Tensor | None, Gates]:
     """The cell of a layer and direction, the matrix and bias that project its inputs, its recurrent matrices."""
     tail = f"_l{layer}" + ("_reverse" if end else "")
     matrix, recurrent = (getattr(core, f"weight_{name}{tail}") for name in ("ih", "hh"))

@@ -23,7 +23,6 @@ from thalweg.energies.hopfield.analysis import (
     exact_retrieval,
     margin,
     pattern_separation,
-    retrieval_bound,
 )
 from thalweg.energies.hopfield.fixed_points import FixedPoints, classify_states, fixed_points
 from thalweg.energies.hopfield.memory import HopfieldMemory, Retrieval
@@ -90,5 +89,4 @@ __all__ = [
     "margin",
     "pattern_separation",
     "post_transform",
-    "retrieval_bound",
 ]

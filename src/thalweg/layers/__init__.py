@@ -13,7 +13,7 @@ from thalweg.layers.convolution import (
 )
 from thalweg.layers.crf import CRF, KBest
 from thalweg.layers.dropout import Dropout
-from thalweg.layers.hopfield.convert import from_attention
+from thalweg.layers.hopfield.convert import from_attention, from_hflayers
 from thalweg.layers.hopfield.layer import Hopfield, HopfieldOptions
 from thalweg.layers.hopfield.learned import HopfieldLookup, HopfieldPooling
 from thalweg.layers.hopfield.separation_maps import (
@@ -41,7 +41,7 @@ from thalweg.layers.norms import (
 from thalweg.layers.padded import Padded
 from thalweg.layers.plain_recurrence import ActivationPlace, Initialisation, PlainRecurrence, initialise
 from thalweg.layers.pointer import Pointer
-from thalweg.layers.positions import feature_positions, rotate
+from thalweg.layers.positions import feature_positions, rotary_table, rotate, sinusoidal_table
 from thalweg.layers.recurrent import Cell, Recurrent, ResetBeforeGRU
 from thalweg.layers.recurrent_blocks import RecurrentBlock, RecurrentBlocks
 from thalweg.layers.sparse import (
@@ -50,6 +50,7 @@ from thalweg.layers.sparse import (
     entmax15_loss,
     entmax_loss,
     k_subsets,
+    k_subsets_loss,
     normmax,
     sparsemax,
     sparsemax_loss,
@@ -120,16 +121,20 @@ __all__ = [
     "entmax_loss",
     "feature_positions",
     "from_attention",
+    "from_hflayers",
     "image_norm",
     "initialise",
     "k_subsets",
+    "k_subsets_loss",
     "mean_weights",
     "normalisation",
     "normalise_weights",
     "normmax",
     "reduce_precision",
+    "rotary_table",
     "rotate",
     "separation",
+    "sinusoidal_table",
     "sparsemax",
     "sparsemax_loss",
 ]

@@ -41,6 +41,10 @@ class Padded(NamedTuple):
         tokens, mask = (part.to(device, non_blocking=True) for part in (self.tokens, self.mask))
         return Padded(tokens, self.lengths, mask)
 
+    def part(self, first: int, last: int) -> Padded:
+        """The sequences first ... last - 1."""
+        return Padded(self.tokens[first:last], self.lengths[first:last], self.mask[first:last])
+
 
 def checked(source: Any, symbols: int, *, wait: bool = False) -> Padded:
     """The source as a model with ``symbols`` source symbols may follow it, on the CPU a copy that no caller can change.

@@ -20,6 +20,7 @@ from thalweg.kernels.sparse import (
     K_SUBSETS,
     NORMMAX,
     Rule,
+    conjugate_of_rows,
     loss_of_rows,
     weights_of_rows,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "entmax15_loss",
     "entmax_loss",
     "k_subsets",
+    "k_subsets_loss",
     "normmax",
     "sparsemax",
     "sparsemax_loss",
@@ -186,6 +188,66 @@ def entmax_loss(scores: Tensor, gold: Tensor, alpha: float | Tensor = 1.5) -> Te
     tensor([0.6931])
     """
     return _loss(scores, gold, _alpha(alpha))
+
+
+def k_subsets_loss(scores: Tensor, gold: Tensor, k: int) -> Tensor:
+    r"""The Fenchel-Young loss of :func:`k_subsets`: its gradient is k_subsets(s, k) less the gold multi-hot.
+
+    .. math:: \ell(s, y) = \langle p, s\rangle - \tfrac12\|p\|^2 - \langle y, s\rangle + \tfrac{k}{2}
+
+    Args:
+        scores: ``(B, C)``; -inf is masked.
+        gold: ``(B, k)`` int64, the entries of the gold subset, all different; or ``(B, C)`` bool or numbers, multi-hot
+            with k ones in each row.
+        k: 1 ... C.
+    Returns:
+        ``(B,)``; 0 where every gold score leads every other by 1 or more, inf where one is masked.
+
+    >>> k_subsets_loss(torch.tensor([[3.0, 2.0, 0.0]]), torch.tensor([[1, 0]]), 2)
+    tensor([0.])
+    """
+    _check_scores(scores)
+    _check_k(k, scores, -1)
+    if not isinstance(k, int) or not isinstance(gold, Tensor):
+        got = f"{k!r} and {type(gold).__name__}"
+        raise ShapeError(f"`k` must be a whole number and `gold` a tensor, got {got}; subsets have 1 ... C entries")
+    if scores.dtype in _HALF:
+        return k_subsets_loss(scores.float(), gold, k).to(scores.dtype)
+    hot = _multi_hot(scores, gold, k)
+    missing = ((scores == -torch.inf) & hot).any(-1)
+    own = torch.where(hot & (scores > -torch.inf), scores, 0.0).sum(-1)
+    value = conjugate_of_rows(scores, k, K_SUBSETS) - own + k / 2
+    return value.masked_fill(missing, torch.inf)
+
+
+def _multi_hot(scores: Tensor, gold: Tensor, k: int) -> Tensor:
+    """``gold`` as (B, C) bool. On a GPU, where a look is dear, only its shape is looked at."""
+    rows, size = scores.shape
+    seen = on_cpu(gold)
+    # All entries may be said either way, by k numbers or by k ones.
+    whole = k == size and gold.shape == scores.shape and (not seen or bool((gold == 1).all()))
+    if gold.dtype == torch.int64 and gold.shape == (rows, k) and not whole:
+        if seen and not bool(((gold >= 0) & (gold < size)).all()):
+            raise ShapeError(f"`gold` must lie in 0..{size - 1} (0..C-1), got {int(gold.min())}..{int(gold.max())}")
+        hot = torch.zeros(rows, size, dtype=torch.bool, device=scores.device).scatter_(1, gold, True)
+    elif gold.shape == scores.shape:
+        hot = torch.ones_like(scores, dtype=torch.bool) if whole else gold.bool()
+        if seen and not bool((gold == hot).all()):
+            raise ShapeError("`gold` of shape (B, C) must be multi-hot, 0 or 1, got other numbers")
+    else:
+        raise ShapeError(
+            f"`gold` must be (B, k) = ({rows}, {k}) int64 or multi-hot (B, C) = ({rows}, {size}), "
+            f"got {tuple(gold.shape)} {gold.dtype}"
+        )
+    if seen:
+        count = hot.sum(dim=1)
+        wrong = (count != k).nonzero()
+        if len(wrong):
+            row = int(wrong[0])
+            raise ShapeError(
+                f"`gold` must be k = {k} different entries of every row, got {int(count[row])} in row {row}"
+            )
+    return hot
 
 
 def _alpha(alpha: float | Tensor, name: str = "entmax") -> float | Tensor:

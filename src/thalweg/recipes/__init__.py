@@ -109,21 +109,9 @@ def load_recipe(name: str) -> Recipe:
     if name not in known:
         raise ConfigError(f"recipe `{name}` is not known; {nearest(name, known)}")
     text = folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    raw = yaml.safe_load(text)
-    return Recipe(
-        name=name,
-        text=text,
-        title=raw["title"],
-        note=raw.get("note", "").strip(),
-        published=raw.get("published", {}),
-        seeds=tuple(raw.get("seeds", (0,))),
-        config=raw.get("config", {}),
-        evaluations=tuple(raw.get("evaluations", ())),
-        model_of=raw.get("model_of", ""),
-        examples=tuple(raw.get("examples", ())),
-        experiment=raw.get("experiment", ""),
-        settings=raw.get("settings", {}),
-    )
+    raw = {"note": "", **yaml.safe_load(text)}
+    raw |= {key: tuple(raw[key]) for key in ("seeds", "evaluations", "examples") if key in raw}
+    return Recipe(name=name, text=text, **raw | {"note": raw["note"].strip()})
 
 
 def run_recipe(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.energies.hopfield.memory import HopfieldMemory
-from thalweg.errors import ConfigError, ShapeError
+from thalweg.errors import ConfigError
 from thalweg.kernels import memory as kernels
 from thalweg.layers.hopfield.separation_maps import Entmax, KSubsets, NormMax, Separation, Softmax
 
@@ -23,7 +23,6 @@ __all__ = [
     "pattern_separation",
     "present_count",
     "present_norms",
-    "retrieval_bound",
     "shared_patterns",
 ]
 
@@ -72,43 +71,6 @@ def margin(separation: Separation) -> float:
     raise ConfigError(
         f"no margin is known for {type(separation).__name__}; give softmax, entmax, norm-max or k-subsets"
     )
-
-
-def retrieval_bound(memory: HopfieldMemory, q: Tensor, index: Tensor, fixed_point: Tensor | None = None) -> Tensor:
-    r"""An upper bound on ||x_i - X' softmax(b X q)||, the error of one softmax step from q meant to retrieve x_i.
-
-    .. math:: \|x_i - f(q)\| \le 2 (N - 1) \exp\big(-b (\Delta_i - 2 r M)\big) M, \qquad r = \|q - x_i\|
-
-    For any q: q'(x_i - x_j) >= Delta_i - 2 r M, so each other weight is at most the exponential, and f(q) - x_i is
-    made of N - 1 differences of norm at most 2 M so weighted. Ramsauer et al. (2021), theorem 5, state it with
-    r = max(||q - x_i||, ||x*_i - x_i||), x*_i the fixed point near x_i, and so weaker; ``fixed_point`` gives theirs.
-    As f(q) lies within the patterns' hull the error is at most 2 M, and no more is returned.
-
-    Args:
-        memory: with (N, D) patterns and the softmax.
-        q: ``(B, D)``.
-        index: ``(B,)``, the pattern i that each query is meant to find.
-        fixed_point: ``(B, D)``, x*_i; None for the bound above.
-    Returns:
-        ``(B,)``, without gradient. Time O(N^2 D) for the separation.
-
-    >>> memory = HopfieldMemory(3.0 * torch.eye(2), beta=1.0)
-    >>> retrieval_bound(memory, torch.tensor([[3.0, 0.0]]), torch.tensor([0]))
-    tensor([0.0007])
-    """
-    patterns = shared_patterns(memory)
-    if not isinstance(memory.separation, Softmax):
-        raise ConfigError(f"the bound is for the softmax, got {memory.separation}; see `exact_retrieval`")
-    if q.dim() != 2 or index.shape != q.shape[:1]:
-        raise ShapeError(f"`q` must be (B, D) and `index` (B,), got {tuple(q.shape)} and {tuple(index.shape)}")
-    with torch.no_grad():
-        delta = pattern_separation(patterns, memory.mask)[index]
-        largest = present_norms(memory).amax()
-        far = (q - patterns[index]).norm(dim=1)
-        if fixed_point is not None:
-            far = torch.maximum(far, (fixed_point - patterns[index]).norm(dim=1))
-        bound = 2 * (present_count(memory) - 1) * torch.exp(-memory.beta_value * (delta - 2 * far * largest)) * largest
-        return torch.where(delta == math.inf, 0.0, bound).clamp(max=2 * largest)
 
 
 class ExactRetrieval(NamedTuple):
@@ -160,7 +122,8 @@ class MemoryReport:
             into itself and contracts there: it holds exactly one fixed point, to which queries in it converge
             (Ramsauer et al., 2021, appendix). None for other separations.
         ball: 1 / (b N M).
-        error_bound: ``(N,)``, :func:`retrieval_bound` at q = x_i; None for other separations.
+        error_bound: ``(N,)``, 2 (N - 1) exp(-b Delta_i) M and 2 M at most, which ||x_i - X' softmax(b X x_i)|| does not
+            exceed: each other weight is at most the exponential (theorem 5 there); None for other separations.
         margin: m of the separation, infinite where one step can never be exact.
         stationary: ``(N,)`` Delta_i >= m / b, exactly when x_i retrieves itself in one step.
         exact_within: ``(N,)`` epsilon_i = (Delta_i - m / b) / (2 M): every query at most so far from x_i gives x_i

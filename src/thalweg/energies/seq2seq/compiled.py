@@ -348,9 +348,8 @@ def compiled_plan(model: Seq2Seq, source: Padded) -> CompiledPlan | None:
     def make(items: int, width: int, capacity: int, k: int) -> CompiledSeq2Seq:
         return CompiledSeq2Seq(model, items, width, places, capacity, k)
 
-    def part(first: int, last: int) -> Padded:
-        return Padded(*(piece[first:last] for piece in source))
-
     # A row keeps its states and what is read off them however many steps there are; few searches take less than 16.
     row = 4 * (config.decoder_layers * 9 * config.hidden + model.vocab_size)
-    return CompiledPlan(source.size, (places, where, torch.get_num_threads()), math.inf, 16 + row // 16, make, part)
+    return CompiledPlan(
+        source.size, (places, where, torch.get_num_threads()), math.inf, 16 + row // 16, make, source.part
+    )

@@ -257,8 +257,5 @@ def compiled_plan(model: Transformer, source: Padded) -> CompiledPlan | None:
     def make(items: int, width: int, capacity: int, k: int) -> CompiledTransformer:
         return CompiledTransformer(model, items, width, places, capacity, k)
 
-    def part(first: int, last: int) -> Padded:
-        return Padded(*(piece[first:last] for piece in source))
-
     shape, past = (places, kind, where, torch.get_num_threads()), 8 * config.width * config.decoder_layers
-    return CompiledPlan(source.size, shape, most, past, make, part)
+    return CompiledPlan(source.size, shape, most, past, make, source.part)

@@ -272,8 +272,5 @@ def fixed_plan(model: Transformer, source: Padded) -> FixedPlan | None:
     def make(items: int, width: int, capacity: int) -> FixedTransformer:
         return FixedTransformer(model, items, width, places, capacity)
 
-    def part(first: int, last: int) -> Padded:
-        return Padded(*(piece[first:last] for piece in source))
-
     kind = model.target_embedding.weight.dtype
-    return FixedPlan(source.size, (places, kind, where), device, make, part, most)
+    return FixedPlan(source.size, (places, kind, where), device, make, source.part, most)

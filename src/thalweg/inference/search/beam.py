@@ -11,9 +11,9 @@ from torch import Tensor
 
 from thalweg.errors import ConfigError
 from thalweg.inference.search.beam_answers import distinct
-from thalweg.inference.search.beam_steps import Grouped, Rules, Search
+from thalweg.inference.search.beam_steps import Grouped, Search, Settings
 from thalweg.inference.search.compiled import compiled_search
-from thalweg.inference.search.constraints import Allowed, check_called, check_min_length, check_prefix
+from thalweg.inference.search.constraints import Allowed, Rules, check_called
 from thalweg.inference.search.graph_replay import Request, captured_search
 from thalweg.inference.search.protocol import (
     Autoregressive,
@@ -115,17 +115,15 @@ def beam_search(
             f"got {length_penalty!r}; 0 means none"
         )
     _check_groups(groups, diversity, width)
-    check_min_length(min_length, max_length)
+    rules = Rules.check(model, inputs, max_length, min_length, prefix, allowed)
     most_rows = _check_rows(rows_at_once, model.vocab_size)
     B, device = batch_size(inputs), device_of(model, inputs)
-    check_called(allowed=allowed, on_step=on_step)
-    if prefix is not None:
-        prefix = check_prefix(prefix, B, max_length, model).to(device)
+    check_called(on_step=on_step)
     if B == 0:
         return Hypotheses.none(B, k, device)
     plain = prefix is None and allowed is None and groups == 1 and on_step is None and not return_tree
-    rules = Rules(min_length, max_length, length_penalty, prefix, allowed, on_step, return_tree)
-    search = Search(model, width, k, rules) if groups == 1 else Grouped(model, width, rules, groups, diversity)
+    how = Settings(min_length, max_length, length_penalty, rules, on_step, return_tree)
+    search = Search(model, width, k, how) if groups == 1 else Grouped(model, width, how, groups, diversity)
     items = max(1, most_rows // width)
     pieces = []
     with torch.no_grad(), enough_memory(max(width * model.vocab_size, B * k), width=width, k=k, max_length=max_length):

@@ -12,28 +12,27 @@ from torch import Tensor
 
 from thalweg.inference.search.beam_answers import Answers, Pool
 from thalweg.inference.search.beam_tree import DROPPED, FINISHED, BeamTree, Layer
-from thalweg.inference.search.constraints import Allowed, forbid
+from thalweg.inference.search.constraints import Rules
 from thalweg.inference.search.protocol import Autoregressive, Hypotheses, check_log_probs
 from thalweg.inference.search.streaming import Partial
 
-__all__ = ["Chosen", "Grouped", "Lost", "Rules", "Search"]
+__all__ = ["Chosen", "Grouped", "Lost", "Search", "Settings"]
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What hypotheses must be and how they are ranked; who watches.
+class Settings:
+    """How hypotheses are ranked, what they must be, and who watches.
 
-    >>> Rules(0, 5, 0.0, None, None, None, False).max_length
+    >>> Settings(0, 5, 0.0).max_length
     5
     """
 
     min_length: int
     max_length: int
     penalty: float
-    prefix: Tensor | None
-    allowed: Allowed | None
-    on_step: Callable[[Partial], None] | None
-    return_tree: bool
+    rules: Rules | None = None
+    on_step: Callable[[Partial], None] | None = None
+    return_tree: bool = False
 
 
 class Lost(NamedTuple):
@@ -69,15 +68,16 @@ class Search:
 
     >>> from thalweg.inference import TableModel
     >>> model = TableModel({(): {1: -0.5, 2: -1.0}, (1,): {2: -0.7}}, vocab_size=3, bos=0, eos=2)
-    >>> search = Search(model, 2, 1, Rules(0, 5, 0.0, None, None, None, False))
+    >>> search = Search(model, 2, 1, Settings(0, 5, 0.0))
     >>> search.run(model.begin(torch.tensor([0])), 0, 1, torch.device("cpu")).sequences()
     [[[2]]]
     """
 
-    def __init__(self, model: Autoregressive, width: int, k: int, rules: Rules) -> None:
-        self.model, self.V, self.width, self.k, self.rules = model, model.vocab_size, width, k, rules
-        self.marked = self.watched = rules.on_step is not None or rules.return_tree
-        self.followed = rules.on_step is not None or rules.allowed is not None
+    def __init__(self, model: Autoregressive, width: int, k: int, settings: Settings) -> None:
+        self.model, self.V, self.width, self.k, self.settings = model, model.vocab_size, width, k, settings
+        self.marked = self.watched = settings.on_step is not None or settings.return_tree
+        asked = settings.rules is not None and settings.rules.allowed is not None
+        self.followed = settings.on_step is not None or asked
 
     def run(self, state: Any, first: int, B: int, device: torch.device) -> Hypotheses:
         """Hypotheses of the B items whose rows ``state`` holds; ``first`` is the batch number of the first."""
@@ -93,10 +93,10 @@ class Search:
         self.tokens = torch.full((B,), self.model.bos, dtype=torch.long, device=device)
         self.sequences = torch.empty((B, 0), dtype=torch.long, device=device)
         self.firsts, self.firsts_apart = self.tokens[:0], 0
-        for step in range(1, self.rules.max_length + 1):
+        for step in range(1, self.settings.max_length + 1):
             before = self.live.shape
             code = self.advance(step)
-            if step == self.rules.max_length:
+            if step == self.settings.max_length:
                 self.count_lost()
                 self.answers.last(self.items, *self.settle(self.pool, self.live, code), self.proof(), step)
                 break
@@ -107,25 +107,15 @@ class Search:
                 code = code[going]
             self.follow(code, going, before)
         found = self.answers.hypotheses()
-        return replace(found, tree=BeamTree(tuple(self.layers))) if self.rules.return_tree else found
+        return replace(found, tree=BeamTree(tuple(self.layers))) if self.settings.return_tree else found
 
     def advance(self, step: int) -> Tensor:
         """Take one step with the model; pool and live rows after it, and the codes of those rows (A, w)."""
         log_probs, self.state = self.model.step(self.tokens, self.state)
-        (A, W), V, rules = self.live.shape, self.V, self.rules
+        (A, W), V, rules = self.live.shape, self.V, self.settings.rules
         total = check_log_probs(log_probs, A * W, V).reshape(A, W, V) + self.live.unsqueeze(2)
-        forced = rules.prefix is not None and step <= rules.prefix.size(1)
-        if step < rules.min_length or forced or rules.allowed is not None:
-            forbid(
-                total.view(A * W, V),
-                step,
-                self.items.repeat_interleave(W),
-                eos=self.model.eos,
-                min_length=rules.min_length,
-                prefix=rules.prefix,
-                allowed=rules.allowed,
-                sequences=self.sequences,
-            )
+        if rules is not None and rules.binds(step):
+            rules.forbid(total.view(A * W, V), step, self.items.repeat_interleave(W), self.sequences)
         chosen = self.choose(total, self.pool, step)
         self.lost.extend(chosen.lost)
         if self.watched:
@@ -159,7 +149,7 @@ class Search:
         finished = top[:, :width].masked_fill(others[:, :width], -math.inf)
         pool = self.finish(pool, finished, codes[:, :width], step)
         lost = []
-        if charge is None and step == self.rules.max_length:
+        if charge is None and step == self.settings.max_length:
             # Here eos alone makes a hypothesis, wherever it stands; none of those kept is better than the best.
             lost.append(Lost(total.unflatten(1, (-1, self.V))[:, :, eos]))
         elif charge is None and top.size(1) > width:
@@ -176,14 +166,14 @@ class Search:
     ) -> Chosen:
         """The same for a model without eos: all live on, until all finish at the last step."""
         ranked = total if charge is None else total - charge
-        size = 2 * width + 1 if self.rules.return_tree else width + 1  # a tree shows more of what is let go of
+        size = 2 * width + 1 if self.settings.return_tree else width + 1  # a tree shows more of what is let go of
         top, codes = ranked.topk(min(size, total.size(1)), dim=1)
         if charge is not None:
             top, codes = total.gather(1, codes), codes + first * self.V
         lost = [Lost(top[:, width:])] if charge is None else []
         live, code = top[:, :width], codes[:, :width]
         order = torch.arange(live.size(1), device=top.device).expand_as(code)
-        last = step == self.rules.max_length
+        last = step == self.settings.max_length
         ended = None
         if self.marked:
             ended = (torch.arange(top.size(1), device=top.device) < width).expand_as(top) & last
@@ -194,15 +184,15 @@ class Search:
 
     def finish(self, pool: Pool, score: Tensor, code: Tensor, step: int) -> Pool:
         """The pool with these finished ones, ranked by the length penalty."""
-        rank = score if self.rules.penalty == 0 else score / step**self.rules.penalty
+        rank = score if self.settings.penalty == 0 else score / step**self.settings.penalty
         return pool.merge(rank, score, code + step * self.width * self.V)
 
     def bound(self, live: Tensor, step: int) -> Tensor:
         """The best rank that rows with scores ``live`` can still reach."""
-        penalty = self.rules.penalty
+        penalty = self.settings.penalty
         if penalty == 0:
             return live
-        return live / (self.rules.max_length if penalty > 0 else max(step + 1, self.rules.min_length)) ** penalty
+        return live / (self.settings.max_length if penalty > 0 else max(step + 1, self.settings.min_length)) ** penalty
 
     def done(self, step: int) -> Tensor:
         """Items (A,) whose k-th finished hypothesis no live row can overtake; also those with NaN."""
@@ -238,7 +228,7 @@ class Search:
 
     def proof(self) -> Tensor | None:
         """What a finished hypothesis must not fall short of to be the most probable; None with a length penalty."""
-        return self.dropped if self.rules.penalty == 0 else None
+        return self.dropped if self.settings.penalty == 0 else None
 
     def follow(self, code: Tensor, going: Tensor | None, before: torch.Size) -> None:
         """Let the model's rows be those that live on; ``before`` is (A, W) of the step."""
@@ -270,10 +260,10 @@ class Search:
         """Tell whoever watches."""
         assert chosen.ended is not None
         ended = chosen.ended & (chosen.top > -math.inf)
-        if self.rules.return_tree:
+        if self.settings.return_tree:
             self.layers.append(self.layer(chosen, ended, step))
-        if self.rules.on_step is not None:
-            self.rules.on_step(self.partial(chosen, ended, step))
+        if self.settings.on_step is not None:
+            self.settings.on_step(self.partial(chosen, ended, step))
 
     def layer(self, chosen: Chosen, ended: Tensor, step: int) -> Layer:
         """The candidates of this step and what became of each."""
@@ -301,8 +291,8 @@ class Grouped(Search):
     Gives the hypotheses of all beams; the same one may be there more than once.
     """
 
-    def __init__(self, model: Autoregressive, width: int, rules: Rules, groups: int, diversity: float) -> None:
-        super().__init__(model, width, width, rules)
+    def __init__(self, model: Autoregressive, width: int, settings: Settings, groups: int, diversity: float) -> None:
+        super().__init__(model, width, width, settings)
         self.marked = True
         self.groups, self.diversity = groups, diversity
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg.errors import ConfigError, ShapeError
-from thalweg.inference.search.protocol import Autoregressive
+from thalweg.inference.search.protocol import Autoregressive, batch_size, device_of
 
-__all__ = ["Allowed", "Trie", "check_called", "check_min_length", "check_prefix", "forbid"]
+__all__ = ["Allowed", "Rules", "Trie", "check_called", "check_min_length", "check_prefix"]
 
 
 class Allowed(Protocol):
@@ -162,47 +163,67 @@ def _flatten(sequences: list[Sequence[int]], vocab_size: int, eos: int | None) -
     return flat, lengths
 
 
-def forbid(
-    total: Tensor,
-    step: int,
-    items: Tensor,
-    *,
-    eos: int | None = None,
-    min_length: int = 0,
-    prefix: Tensor | None = None,
-    allowed: Allowed | None = None,
-    sequences: Tensor | None = None,
-) -> None:
-    """Put -inf in ``total`` (R, V), in place, at every symbol that may not be the row's ``step``-th.
+@dataclass(frozen=True)
+class Rules:
+    """What every hypothesis must satisfy: eos not before symbol ``min_length``, a prefix, the caller's mask.
 
-    Args:
-        total: scores or log-probabilities of the next symbols.
-        step: 1 for the first symbol.
-        items: ``(R,)`` the batch item of each row.
-        eos, min_length: eos may not come before symbol number ``min_length``.
-        prefix: ``(B, P)``, checked by :func:`check_prefix`: symbols an item must begin with.
-        allowed: the caller's mask; ``sequences`` (R, step - 1) is what it is asked about.
-
-    >>> scores = torch.zeros(2, 3)
-    >>> forbid(scores, 1, torch.tensor([0, 1]), eos=2, min_length=2, prefix=torch.tensor([[1], [-1]]))
-    >>> scores
+    >>> from thalweg.inference import TableModel
+    >>> model, two = TableModel({}, vocab_size=3, bos=0, eos=2), torch.tensor([0, 1])
+    >>> rules = Rules.check(model, two, 5, 2, torch.tensor([[1], [-1]]), None)
+    >>> rules.forbid(torch.zeros(2, 3), 1, two, None)
     tensor([[-inf, 0., -inf],
             [0., 0., -inf]])
     """
-    R, V = total.shape
-    if eos is not None and step < min_length:
-        total[:, eos] = -math.inf
-    if prefix is not None and step <= prefix.size(1):
-        forced = prefix[items, step - 1].unsqueeze(1)  # (R, 1)
-        total.masked_fill_((forced >= 0) & (torch.arange(V, device=total.device) != forced), -math.inf)
-    if allowed is not None:
-        assert sequences is not None
-        mask = allowed(sequences, items)
-        if not isinstance(mask, Tensor) or mask.shape != (R, V) or mask.dtype != torch.bool:
-            given = isinstance(mask, Tensor)
-            got = f"{mask.dtype} of shape {tuple(mask.shape)}" if given else type(mask).__name__
-            raise ShapeError(f"`allowed` must give a bool mask of shape (R, V) = ({R}, {V}), got {got}")
-        total.masked_fill_(~mask, -math.inf)
+
+    eos: int | None
+    min_length: int
+    prefix: Tensor | None
+    allowed: Allowed | None
+
+    @classmethod
+    def check(
+        cls,
+        model: Autoregressive,
+        inputs: Any,
+        max_length: int,
+        min_length: int,
+        prefix: Tensor | None,
+        allowed: Allowed | None,
+    ) -> Rules | None:
+        """The rules if they can be kept; None where there are none."""
+        check_min_length(min_length, max_length)
+        check_called(allowed=allowed)
+        if prefix is not None:
+            prefix = check_prefix(prefix, batch_size(inputs), max_length, model).to(device_of(model, inputs))
+        if min_length <= 1 and prefix is None and allowed is None:
+            return None
+        return cls(model.eos, min_length, prefix, allowed)
+
+    def binds(self, step: int) -> bool:
+        """Whether they forbid anything at this step."""
+        forced = self.prefix is not None and step <= self.prefix.size(1)
+        return step < self.min_length or forced or self.allowed is not None
+
+    def forbid(self, total: Tensor, step: int, items: Tensor, sequences: Tensor | None) -> Tensor:
+        """``total`` (R, V) with -inf put, in place, at every symbol that may not be the row's ``step``-th, from 1 on.
+
+        ``items`` (R,) is the batch item of each row; ``sequences`` (R, step - 1) is what ``allowed`` is asked about.
+        """
+        R, V = total.shape
+        if self.eos is not None and step < self.min_length:
+            total[:, self.eos] = -math.inf
+        if self.prefix is not None and step <= self.prefix.size(1):
+            forced = self.prefix[items, step - 1].unsqueeze(1)  # (R, 1)
+            total.masked_fill_((forced >= 0) & (torch.arange(V, device=total.device) != forced), -math.inf)
+        if self.allowed is not None:
+            assert sequences is not None
+            mask = self.allowed(sequences, items)
+            if not isinstance(mask, Tensor) or mask.shape != (R, V) or mask.dtype != torch.bool:
+                given = isinstance(mask, Tensor)
+                got = f"{mask.dtype} of shape {tuple(mask.shape)}" if given else type(mask).__name__
+                raise ShapeError(f"`allowed` must give a bool mask of shape (R, V) = ({R}, {V}), got {got}")
+            total.masked_fill_(~mask, -math.inf)
+        return total
 
 
 def check_called(**functions: object) -> None:

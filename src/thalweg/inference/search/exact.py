@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from thalweg.inference.search.agenda import Agenda, Nodes, positions
 from thalweg.inference.search.beam import beam_search
-from thalweg.inference.search.constraints import Allowed
-from thalweg.inference.search.greedy import Rules
+from thalweg.inference.search.constraints import Allowed, Rules
 from thalweg.inference.search.protocol import (
     Autoregressive,
     Hypotheses,
@@ -240,7 +239,7 @@ class _Piece:
         raise_not_a_number(~(log_probs.amax(dim=1) < math.inf), self.items[nodes.items], step)
         tokens = nodes.tokens()
         if self.search.rules is not None:
-            log_probs = self.search.rules.apply(log_probs, self.items[nodes.items], tokens, step)
+            log_probs = self.search.rules.forbid(log_probs.clone(), step, self.items[nodes.items], tokens)
         total = log_probs.to(self.score.dtype) + nodes.scores.unsqueeze(1)
         last = step == self.search.max_length
         if model.eos is not None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thalweg.inference.search.compiled import compiled_search
-from thalweg.inference.search.constraints import Allowed, check_called, check_min_length, check_prefix, forbid
+from thalweg.inference.search.constraints import Allowed, Rules, check_called
 from thalweg.inference.search.graph_replay import Request, captured_search
 from thalweg.inference.search.protocol import (
     Autoregressive,
@@ -30,7 +30,7 @@ from thalweg.inference.search.protocol import (
 from thalweg.inference.search.streaming import Partial
 from thalweg.kernels.room import enough_memory
 
-__all__ = ["Follower", "Rules", "greedy"]
+__all__ = ["Follower", "greedy"]
 
 # Given log-probabilities (R, V), the numbers of the rows (R,) and the step: symbols (R,) and their
 # log-probabilities (R,), which are -inf where nothing can follow and NaN or +inf where the model failed.
@@ -90,57 +90,6 @@ def greedy(
             if found is not None:
                 return replace(found, optimal=torch.zeros_like(found.optimal))
         return Follower(model, 1, max_length, choose, rules, on_step).run(inputs)
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What every hypothesis must satisfy: a least length, a prefix, the caller's mask.
-
-    >>> from thalweg.inference import TableModel
-    >>> model = TableModel({}, vocab_size=3, bos=0, eos=2)
-    >>> rules = Rules.check(model, torch.zeros(1, dtype=torch.long), 5, 2, None, None)
-    >>> rules.apply(torch.zeros(1, 3), torch.tensor([0]), None, 1)
-    tensor([[0., 0., -inf]])
-    """
-
-    eos: int | None
-    min_length: int
-    prefix: Tensor | None
-    allowed: Allowed | None
-
-    @classmethod
-    def check(
-        cls,
-        model: Autoregressive,
-        inputs: Any,
-        max_length: int,
-        min_length: int,
-        prefix: Tensor | None,
-        allowed: Allowed | None,
-    ) -> Rules | None:
-        """The rules if they can be kept; None where there are none."""
-        check_min_length(min_length, max_length)
-        check_called(allowed=allowed)
-        if prefix is not None:
-            prefix = check_prefix(prefix, batch_size(inputs), max_length, model).to(device_of(model, inputs))
-        if min_length <= 1 and prefix is None and allowed is None:
-            return None
-        return cls(model.eos, min_length, prefix, allowed)
-
-    def apply(self, log_probs: Tensor, items: Tensor, sequences: Tensor | None, step: int) -> Tensor:
-        """Log-probabilities (R, V) of the ``step``-th symbol with -inf at what may not be; the model's own stay."""
-        log_probs = log_probs.clone()
-        forbid(
-            log_probs,
-            step,
-            items,
-            eos=self.eos,
-            min_length=self.min_length,
-            prefix=self.prefix,
-            allowed=self.allowed,
-            sequences=sequences,
-        )
-        return log_probs
 
 
 @dataclass(frozen=True)
@@ -250,7 +199,7 @@ class _Walk:
         check_log_probs(log_probs, self.tokens.size(0), search.model.vocab_size)
         if search.rules is not None:
             items = self.items()[::n] if step == 1 else self.items()
-            log_probs = search.rules.apply(log_probs, items, self.past, step)
+            log_probs = search.rules.forbid(log_probs.clone(), step, items, self.past)
         if step == 1 and n > 1:
             log_probs = log_probs.repeat_interleave(n, dim=0)
             self.past = None if self.past is None else self.past.repeat_interleave(n, dim=0)

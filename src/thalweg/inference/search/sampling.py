@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ConfigError
-from thalweg.inference.search.constraints import Allowed
-from thalweg.inference.search.greedy import Follower, Rules
+from thalweg.inference.search.constraints import Allowed, Rules
+from thalweg.inference.search.greedy import Follower
 from thalweg.inference.search.protocol import (
     Autoregressive,
     Hypotheses,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from thalweg.data.images.batches import ImageBatches
 from thalweg.data.images.reading import ImageSplit, channel_statistics
@@ -30,8 +29,7 @@ class ImageSubject(Subject):
     """A network that classifies, with images to run it on.
 
     Attributes:
-        split: the images with their classes; mean, std: of each channel of the training images, in [0, 1].
-        classes: their names.
+        split: the images with their classes; classifier: what knows the names of these, and how images are normalised.
 
     >>> ImageSubject.words.items
     'images'
@@ -51,9 +49,7 @@ class ImageSubject(Subject):
     model: ConvNet
     config: ClassifyConfig
     split: ImageSplit
-    mean: Tensor
-    std: Tensor
-    classes: tuple[str, ...]
+    classifier: Classifier
 
     def measure(self, rows: int, steps: int) -> ImageDiagnosis:
         """All that applies to an image network."""
@@ -66,8 +62,8 @@ class ImageSubject(Subject):
         >>> next(subject.batches(8).iterate(0)).images.shape
         torch.Size([8, 1, 8, 8])
         """
-        device = next(self.model.parameters()).device
-        return ImageBatches(self.split, size=size, seed=seed, mean=self.mean, std=self.std, device=device)
+        own = self.classifier
+        return ImageBatches(self.split, size=size, seed=seed, mean=own.mean, std=own.std, device=own.device)
 
 
 def open_image_subject(
@@ -103,7 +99,7 @@ def _trained(run: Path, data: str | None, root: Path | None, device: str, name: 
     except DataError as error:
         raise DataError(f"{error}; give the images to look at with --data PATH") from None
     spec = data or f"{config.data.path} (val)"
-    return _subject(classifier, config, split, name=name, data=spec, trained=True, steps=planned_steps(run))
+    return ImageSubject(name, True, classifier.model, config, planned_steps(run), spec, split, classifier)
 
 
 def _fresh(config: ClassifyConfig, data: str | None, root: Path | None, device: str, name: str) -> ImageSubject:
@@ -121,16 +117,4 @@ def _fresh(config: ClassifyConfig, data: str | None, root: Path | None, device: 
     batches = ImageBatches(images.train, size=config.training.batch_size, mean=mean, std=std)
     steps = config.training.planned(len(batches)).epochs * len(batches)
     spec = data or f"{config.data.path} (train)"
-    return _subject(classifier, config, split, name=name, data=spec, trained=False, steps=steps)
-
-
-def _subject(classifier: Classifier, config: ClassifyConfig, split: ImageSplit, **facts: Any) -> ImageSubject:
-    return ImageSubject(
-        model=classifier.model,
-        config=config,
-        split=split,
-        mean=classifier.mean,
-        std=classifier.std,
-        classes=classifier.classes,
-        **facts,
-    )
+    return ImageSubject(name, False, model, config, steps, spec, split, classifier)
