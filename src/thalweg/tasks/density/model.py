@@ -101,7 +101,9 @@ def build_estimator(config: DensityConfig, width: int) -> GaussianMixture | HMM 
             emission = MixtureEmission(weights, means, covariance_type=shape.covariance)
         emission.adopt(means[0], None)
         return HMM(initial.double(), moves.double(), emission, seed=seed)
-    return VAE(VAEConfig(shape=(width,), latent=shape.latent, hidden=shape.hidden, likelihood="gaussian"), seed=seed)
+    return VAE(
+        VAEConfig(shape=(width,), latent=shape.latent, hidden=shape.hidden, likelihood="gaussian"), random_state=seed
+    )
 
 
 class Density(nn.Module):
