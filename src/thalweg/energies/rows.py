@@ -51,11 +51,20 @@ class Rows:
         self, start: int, stop: int, *, dtype: torch.dtype | None = None, device: torch.device | None = None
     ) -> Tensor:
         """Rows from ``start`` to before ``stop``, by default as they are; never to be written to."""
-        some = self.table[start:stop]
+        some = self._tensor(self.table[start:stop])
+        return some.to(device=device or some.device, dtype=dtype or self.dtype)
+
+    def pick(self, places: Tensor) -> Tensor:
+        """The rows at ``places``, ``(K, D)``."""
+        if isinstance(self.table, Tensor):
+            return self._tensor(self.table[places.to(self.table.device)]).to(self.dtype)
+        return self._tensor(self.table[places.cpu().numpy()])
+
+    def _tensor(self, some: Any) -> Tensor:
         if not isinstance(some, Tensor):
             # Torch shares no memory that may not be written to, nor with other byte orders or backward strides.
             some = torch.from_numpy(np.require(some, _NUMPY[self.dtype], ["C", "W"]))
-        return some.detach().to(device=device or some.device, dtype=dtype or self.dtype)
+        return some.detach()
 
     def blocks(self, size: int, **how: Any) -> Iterator[tuple[slice, Tensor]]:
         """All rows, ``size`` at a time, with their places; ``how`` as in :meth:`block`."""
