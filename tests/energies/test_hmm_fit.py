@@ -510,6 +510,14 @@ def test_asking_too_early_and_too_wide():
         model.log_likelihood(torch.ones(1, 4, 3))
 
 
+def test_an_emission_in_a_graph_is_not_fitted():
+    means = torch.zeros(2, 1).requires_grad_() * 1
+    with pytest.raises(ConfigError, match="`emission` must be detached for `fit`"):
+        HMM(n_states=2, emission=GaussianEmission(means)).fit(np.ones((5, 1)))
+    table = torch.full((2, 2), 0.5).requires_grad_() * 1
+    assert HMM(n_states=2, emission=table, max_iter=1).fit([[0, 1, 1]]).n_iter_ == 1
+
+
 def test_data_that_the_structure_forbids():
     model = HMM([1.0, 0.0], [[0.5, 0.5], [0.0, 1.0]], [[1.0, 0.0], [0.5, 0.5]])
     with pytest.raises(InfeasibleError, match="batch item 1"):
@@ -534,3 +542,17 @@ def test_data_that_the_structure_forbids():
 def test_emissions_that_do_not_fit(make, message):
     with pytest.raises(ThalwegError, match=message):
         make()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["categorical", "gaussian", "mixture"])
+@pytest.mark.parametrize("covariance", ["diag", "full"])
+def test_fitting_on_a_gpu_is_the_same(kind, covariance):
+    states, x = ramp()
+    data = states if kind == "categorical" else x
+    settings = {"n_states": 3, "emission": kind, "covariance_type": covariance, "max_iter": 8, "tol": -math.inf}
+    here = HMM(**settings).fit(data, [40, 3, 7, 40, 1, 20])
+    there = HMM(**settings).fit(data.cuda(), [40, 3, 7, 40, 1, 20])
+    np.testing.assert_allclose(there.history_, here.history_, rtol=1e-6)
+    assert there.predict(data.cuda()).is_cuda
+    assert isinstance(there.predict(data.numpy()), np.ndarray)

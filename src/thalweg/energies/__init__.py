@@ -14,7 +14,7 @@ from thalweg.energies.hmm.gaussian import GaussianEmission
 from thalweg.energies.hmm.inference import Prediction
 from thalweg.energies.hmm.mixture import MixtureEmission
 from thalweg.energies.hmm.model import HMM
-from thalweg.energies.hmm.selection import Choice, choose_states
+from thalweg.energies.hmm.selection import StateChoice, choose_states
 from thalweg.energies.hmm.states import left_to_right
 from thalweg.energies.hopfield.analysis import (
     ExactRetrieval,
@@ -43,7 +43,6 @@ __all__ = [
     "Answers",
     "BranchEnergy",
     "CategoricalEmission",
-    "Choice",
     "CircleEnergy",
     "ConvNet",
     "ConvNetConfig",
@@ -69,6 +68,7 @@ __all__ = [
     "Retrieval",
     "Seq2Seq",
     "Seq2SeqConfig",
+    "StateChoice",
     "Transformer",
     "TransformerConfig",
     "Trouble",

@@ -170,8 +170,7 @@ def expectation_maximisation(model: Parts, data: Data, schedule: Schedule) -> Pr
         found = expect(model, data)
         total = _total(model, data, found.values, iteration)
         objective = total + _prior(model, schedule.limits)
-        noise = 64 * torch.finfo(found.values.dtype).eps * (abs(total) + data.size)
-        if objective < before - noise:
+        if objective < before - _rounding(found.values.dtype, schedule.limits) * (abs(total) + data.size):
             raise ThalwegError(
                 f"the likelihood must not fall, got {objective:.10g} after {before:.10g} at iteration {iteration}; "
                 "fit in float64, or raise `floor`"
@@ -188,6 +187,12 @@ def expectation_maximisation(model: Parts, data: Data, schedule: Schedule) -> Pr
     with torch.no_grad():
         progress.troubles = model.emission.troubles(statistics, schedule.limits) if statistics else []
     return progress
+
+
+def _rounding(dtype: torch.dtype, limits: Limits) -> float:
+    """By how much of itself a likelihood may seem to fall: densities at the floor have lost digits to its inverse."""
+    wide = torch.finfo(torch.float64).eps / limits.floor
+    return 64 * max(torch.finfo(dtype).eps, min(wide, 1e-8))
 
 
 def _total(model: Parts, data: Data, values: Tensor, iteration: int) -> float:

@@ -21,7 +21,7 @@ from thalweg.energies.hmm.mixture import MixtureEmission
 from thalweg.energies.hmm.probabilities import floats, row_logarithms, sparse_logarithms
 from thalweg.energies.hmm.sequences import Known, Sequences, known_of, read_sequences
 from thalweg.energies.hmm.start import begin
-from thalweg.energies.hmm.states import States
+from thalweg.energies.hmm.states import States, kinds_of, moved
 from thalweg.errors import ConfigError, ShapeError, nearest
 from thalweg.kernels.potentials import SparseTransitions
 from thalweg.limits import COUNT, SEED, check_numbers
@@ -141,7 +141,7 @@ class HMM(Inference, Estimator):
 
     def _adopt(self) -> None:
         """Take the parameters that are given; a model only where all are."""
-        self.register_buffer("kinds", None if self.tied is None else _kinds(self.tied))
+        self.register_buffer("kinds", None if self.tied is None else kinds_of(self.tied))
         self.states = self.emits = None
         log_initial, moves, emission = self._given()
         if log_initial is not None and moves is not None and emission.size is not None:
@@ -246,7 +246,7 @@ class HMM(Inference, Estimator):
         values = batch.values.to(self._device()) if batch.array else batch.values
         log_initial, moves, emission = self._present() or self._given(detached=True)
         dtype = self._type(values, batch.array, emission)
-        given = _moved(log_initial, values.device), _moved(moves, values.device), emission
+        given = moved(log_initial, values.device), moved(moves, values.device), emission
         kinds = None if self.kinds is None else self.kinds.to(values.device)
         known = known_of(values, batch.lengths, batch.observed)
         size = self._states_for(known)
@@ -405,23 +405,3 @@ class HMM(Inference, Estimator):
         _, where, how = self._asked(X, lengths, observed)
         count = max(1, len(known_of(*where, **how).values))
         return -2 * self.score(X, lengths, observed=observed) + self.free_parameters * math.log(count)
-
-
-def _kinds(tied: Any) -> Tensor:
-    try:
-        kinds = torch.as_tensor(tied)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ShapeError(f"`tied` must be (C,) integers, got {type(tied).__name__}") from error
-    if kinds.dim() != 1 or not len(kinds) or kinds.is_floating_point() or kinds.dtype == torch.bool:
-        raise ShapeError(f"`tied` must be (C,) integers, got {tuple(kinds.shape)} {kinds.dtype}")
-    if sorted(set(kinds.tolist())) != list(range(int(kinds.max()) + 1)):
-        raise ShapeError(f"`tied` must use every number from 0 to its largest, got {kinds.tolist()}")
-    return kinds.long()
-
-
-def _moved(given: Any, device: torch.device) -> Any:
-    if isinstance(given, SparseTransitions):
-        return SparseTransitions(
-            given.sources.to(device), given.targets.to(device), given.scores.to(device), given.size
-        )
-    return given if given is None else given.to(device)

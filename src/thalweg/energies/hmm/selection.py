@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 from thalweg.energies.hmm.model import HMM
 from thalweg.errors import ConfigError
 
-__all__ = ["Choice", "choose_states"]
+__all__ = ["StateChoice", "choose_states"]
 
 
-class Choice(NamedTuple):
+class StateChoice(NamedTuple):
     """The number of states with the lowest criterion.
 
     Attributes:
         model: fitted with that number.
         bic: the criterion of each number that was tried, in that order.
 
-    >>> Choice(HMM(n_states=2), {1: 30.0, 2: 20.0}).best
+    >>> StateChoice(HMM(n_states=2), {1: 30.0, 2: 20.0}).best
     2
     """
 
@@ -33,7 +33,7 @@ class Choice(NamedTuple):
 
 def choose_states(
     model: HMM, X: Any, lengths: Any = None, *, observed: Any = None, states: Iterable[int] = range(1, 7)
-) -> Choice:
+) -> StateChoice:
     r"""Fit a model for each number of states and keep the one with the lowest Bayesian information criterion.
 
     .. math:: BIC = -2 \log p(x) + k \log n
@@ -68,4 +68,4 @@ def choose_states(
         if best is None or found[n] <= min(found.values()):
             best = fitted
     assert best is not None
-    return Choice(best, found)
+    return StateChoice(best, found)

@@ -7,11 +7,12 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from thalweg.energies.hmm.emissions import Emission, Limits
+from thalweg.energies.hmm.emissions import Emission, Limits, carries_graph
 from thalweg.energies.hmm.fitting import Data, Parts
 from thalweg.energies.hmm.inference import prepared_of
 from thalweg.energies.hmm.sequences import Known
 from thalweg.energies.hmm.states import States
+from thalweg.errors import ConfigError
 from thalweg.inference.structures.chain import LinearChain
 from thalweg.kernels.potentials import SparseTransitions
 
@@ -51,6 +52,8 @@ def begin(
     tensor([0.0500, 5.0500], dtype=torch.float64)
     """
     log_initial, moves, emission = given
+    if emission.fitted_by_em and carries_graph(emission):
+        raise ConfigError("`emission` must be detached for `fit`, got tensors that are part of a graph")
     if emission.fitted_by_em:  # what was given stays as it is, and where it is
         emission = copy.deepcopy(emission).to(known.values.device)
     emission.adopt(known.values, known.present)

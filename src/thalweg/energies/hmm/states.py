@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from thalweg.energies.hmm.emissions import hold
 from thalweg.energies.hmm.probabilities import from_counts
-from thalweg.errors import ConfigError
+from thalweg.errors import ConfigError, ShapeError
 from thalweg.kernels.potentials import SparseTransitions
 
-__all__ = ["States", "left_to_right"]
+__all__ = ["States", "kinds_of", "left_to_right", "moved"]
 
 
 class States(nn.Module):
@@ -111,3 +111,33 @@ def left_to_right(n: int, *, skip: int = 0, stay: float = 0.5) -> tuple[Tensor, 
         moves[state, state] = stay if ahead else 1.0
         moves[state, state + 1 : state + 1 + ahead] = (1 - stay) / max(1, ahead)
     return torch.eye(n)[0], moves
+
+
+def kinds_of(tied: Any) -> Tensor:
+    """The number of each state's emission, ``(C,)`` int64, or a ShapeError.
+
+    >>> kinds_of([0, 0, 1])
+    tensor([0, 0, 1])
+    """
+    try:
+        kinds = torch.as_tensor(tied)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(f"`tied` must be (C,) integers, got {type(tied).__name__}") from error
+    if kinds.dim() != 1 or not len(kinds) or kinds.is_floating_point() or kinds.dtype == torch.bool:
+        raise ShapeError(f"`tied` must be (C,) integers, got {tuple(kinds.shape)} {kinds.dtype}")
+    if sorted(set(kinds.tolist())) != list(range(int(kinds.max()) + 1)):
+        raise ShapeError(f"`tied` must use every number from 0 to its largest, got {kinds.tolist()}")
+    return kinds.long()
+
+
+def moved(given: Any, device: torch.device) -> Any:
+    """A tensor or transitions along edges on another device; None stays None.
+
+    >>> moved(torch.zeros(1), torch.device("cpu"))
+    tensor([0.])
+    """
+    if isinstance(given, SparseTransitions):
+        return SparseTransitions(
+            given.sources.to(device), given.targets.to(device), given.scores.to(device), given.size
+        )
+    return given if given is None else given.to(device)
