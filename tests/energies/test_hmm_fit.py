@@ -17,7 +17,7 @@ from thalweg.energies import (
     CategoricalEmission,
     GaussianEmission,
     MixtureEmission,
-    choose_states,
+    choose_size,
     left_to_right,
 )
 from thalweg.errors import ConfigError, InfeasibleError, NotFittedError, ShapeError, ThalwegError
@@ -27,7 +27,7 @@ from thalweg.learning import losses
 C, V, D = 3, 4, 2
 LENGTHS = [4, 1, 3]
 OBSERVED = torch.tensor([[1, 0, 1, 1], [1, 0, 0, 0], [0, 1, 1, 0]], dtype=torch.bool)
-EVERY = ["spherical", "diag", "tied", "full"]
+EVERY = ["spherical", "diagonal", "tied", "full"]
 
 
 def rows(*shape: int, seed: int) -> Tensor:
@@ -92,11 +92,11 @@ def test_a_step_on_vectors_is_that_of_enumeration(kind, missing):
     shares = weights.sum(0) / weights.sum()
     expected = {
         "spherical": [np.trace(S) / D for _, S in moments],
-        "diag": [np.diag(S) for _, S in moments],
+        "diagonal": [np.diag(S) for _, S in moments],
         "tied": sum(share * S for share, (_, S) in zip(shares, moments, strict=True)),
         "full": [S for _, S in moments],
     }[kind]
-    start = {"spherical": [1.5] * C, "diag": [[1.5] * D] * C, "tied": S, "full": [S] * C}[kind]
+    start = {"spherical": [1.5] * C, "diagonal": [[1.5] * D] * C, "tied": S, "full": [S] * C}[kind]
     emission = GaussianEmission(means, torch.tensor(np.array(start)), kind)
     model = HMM(pi, P, emission, max_iter=1, floor=1e-300).fit(x, LENGTHS, observed=OBSERVED if missing else None)
     assert model.history_ == [pytest.approx(total, rel=1e-12)]
@@ -128,7 +128,7 @@ def test_a_step_on_mixtures_is_that_of_enumeration():
             np.testing.assert_allclose(model.emits.covariances[2 * k + j].tolist(), covariance, rtol=1e-7)
 
 
-@pytest.mark.parametrize("kind", ["spherical", "diag"])
+@pytest.mark.parametrize("kind", ["spherical", "diagonal"])
 def test_vectors_known_in_part(kind):
     """Entries that are missing count for nothing: as if that dimension had been summed out."""
     pi, P, means = rows(2, seed=1), rows(2, 2, seed=2), normals(2, D, seed=3)
@@ -155,7 +155,7 @@ def test_vectors_known_in_part(kind):
     flat = x.flatten(0, 1).numpy()[:, None]
     expected = (weights * flat).sum(0) / weights.sum(0)
     around = (weights * (flat - expected) ** 2).sum(0)
-    variances = around / weights.sum(0) if kind == "diag" else around.sum(1) / weights.sum((0, 2))
+    variances = around / weights.sum(0) if kind == "diagonal" else around.sum(1) / weights.sum((0, 2))
     x = x.masked_fill(~present, math.nan)
     model = HMM(pi, P, GaussianEmission(means, covariance_type=kind), max_iter=1).fit(x, observed=present)
     assert model.history_ == [pytest.approx(total, rel=1e-12)]
@@ -392,7 +392,7 @@ def test_states_and_pickles_and_state_dicts():
     model = HMM(n_states=2, covariance_type="full", max_iter=3).fit(x)
     again = pickle.loads(pickle.dumps(model))
     torch.testing.assert_close(again.log_likelihood(x), model.log_likelihood(x))
-    single = HMM(n_states=2, covariance_type="full", max_iter=3, seed=5).fit(x)
+    single = HMM(n_states=2, covariance_type="full", max_iter=3, random_state=5).fit(x)
     single.load_state_dict(model.state_dict())
     torch.testing.assert_close(single.log_likelihood(x), model.log_likelihood(x))
 
@@ -415,16 +415,19 @@ def test_settings_come_back_and_a_fit_begins_anew():
 
 def test_the_number_of_states_is_found():
     _, x = ramp(n=4, length=50)
-    found = choose_states(HMM(max_iter=30, n_restarts=2), x, states=[1, 2, 3, 4])
+    found = choose_size(HMM(max_iter=30, n_restarts=2), x, [1, 2, 3, 4])
     assert found.best == 3 == found.model.num_states
-    assert list(found.bic) == [1, 2, 3, 4]
+    assert list(found.criteria) == [1, 2, 3, 4]
     k = 2 + 6 + 3 * D * 2
     assert found.model.free_parameters == k
-    assert found.bic[3] == pytest.approx(-2 * found.model.score(x) + k * math.log(200))
-    with pytest.raises(ConfigError, match="must leave the number of states open, got one with `initial`"):
-        choose_states(HMM([1.0]), x)
-    with pytest.raises(ConfigError, match="`states` must be integers"):
-        choose_states(HMM(), x, states=[0])
+    assert found.criteria[3] == pytest.approx(-2 * found.model.score(x) + k * math.log(200))
+    assert choose_size(HMM(max_iter=5), x, [2], "aic").criteria[2] == pytest.approx(
+        HMM(n_states=2, max_iter=5).fit(x).aic(x)
+    )
+    with pytest.raises(ShapeError, match="`n_states` must say C = 1"):
+        choose_size(HMM([1.0]), x, [2])
+    with pytest.raises(ConfigError, match="`counts` must be integers"):
+        choose_size(HMM(), x, [0])
 
 
 # What is refused or told of
@@ -546,7 +549,7 @@ def test_emissions_that_do_not_fit(make, message):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", ["categorical", "gaussian", "mixture"])
-@pytest.mark.parametrize("covariance", ["diag", "full"])
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
 def test_fitting_on_a_gpu_is_the_same(kind, covariance):
     states, x = ramp()
     data = states if kind == "categorical" else x

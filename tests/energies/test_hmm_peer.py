@@ -82,20 +82,23 @@ def test_zeros_stay():
     assert torch.equal(torch.isneginf(model.log_transition), torch.tensor(P) == 0)
 
 
+THEIRS = {"diagonal": "diag"}  # what hmmlearn calls a kind of covariances
+
+
 def covariances_of(rng, kind: str, *shape: int) -> np.ndarray:
     return {
         "spherical": lambda: rng.random(shape) + 1,
-        "diag": lambda: rng.random((*shape, D)) + 1,
+        "diagonal": lambda: rng.random((*shape, D)) + 1,
         "tied": lambda: spread(rng, *shape[:-1]),
         "full": lambda: spread(rng, *shape),
     }[kind]()
 
 
-@pytest.mark.parametrize("kind", ["spherical", "diag", "tied", "full"])
+@pytest.mark.parametrize("kind", ["spherical", "diagonal", "tied", "full"])
 def test_gaussians(kind):
     rng, pi, P, means, x = draws()
     covariances = covariances_of(rng, kind, C)
-    theirs = hmm.GaussianHMM(C, kind, covars_prior=0.0, init_params="")
+    theirs = hmm.GaussianHMM(C, THEIRS.get(kind, kind), covars_prior=0.0, init_params="")
     theirs.startprob_, theirs.transmat_, theirs.means_ = pi, P, means
     theirs.covars_ = covariances
     if kind == "spherical":
@@ -124,7 +127,7 @@ class Centred(hmm.GMMHMM):
             self.covars_ = self.covars_ - outer / shares.sum(1)[:, None, None]
 
 
-@pytest.mark.parametrize("kind", ["spherical", "diag", "tied", "full"])
+@pytest.mark.parametrize("kind", ["spherical", "diagonal", "tied", "full"])
 def test_mixtures(kind):
     rng, pi, P, means, x = draws()
     means = means[:, None] + rng.normal(size=(C, J, D))
@@ -132,7 +135,7 @@ def test_mixtures(kind):
     covariances = covariances_of(rng, kind, C, J)
     # hmmlearn's priors, such that they have no effect: its default for spherical ones has some unless J = D.
     prior = {"covars_prior": -(D + 2) / 2, "covars_weight": 0.0} if kind == "spherical" else {}
-    theirs = Centred(C, J, covariance_type=kind, init_params="", **prior)
+    theirs = Centred(C, J, covariance_type=THEIRS.get(kind, kind), init_params="", **prior)
     theirs.startprob_, theirs.transmat_, theirs.means_ = pi, P, means
     theirs.weights_, theirs.covars_ = weights, covariances
     model = ours(pi, P, MixtureEmission(weights, means, covariances, kind))

@@ -13,7 +13,7 @@ from sklearn.mixture import GaussianMixture as Theirs
 from sklearn.utils.estimator_checks import check_estimator
 
 from oracles import mixtures as oracle
-from thalweg.energies import DegenerateComponentWarning, GaussianMixture, choose_components
+from thalweg.energies import DegenerateComponentWarning, GaussianMixture, choose_size
 from thalweg.energies.mixture import em
 from thalweg.energies.mixture.start import k_means_plus_plus
 from thalweg.errors import ConfigError, ShapeError
@@ -311,15 +311,15 @@ def test_a_gpu_finds_the_same(shape):
 
 def test_the_number_of_components_is_found():
     X = clusters(600, D=2, seed=4, apart=8.0)
-    chosen = choose_components(X, range(1, 6), random_state=0, n_restarts=3)
+    chosen = choose_size(GaussianMixture(random_state=0, n_restarts=3), X, range(1, 6))
     assert chosen.model.n_components == 3
-    assert min(chosen.criteria, key=chosen.criteria.__getitem__) == 3
+    assert chosen.best == 3
     assert math.isclose(chosen.criteria[3], chosen.model.bic(X))
-    other = choose_components(X, [2], "aic", random_state=0)
+    other = choose_size(GaussianMixture(random_state=0), X, [2], "aic")
     assert math.isclose(other.criteria[2], other.model.aic(X))
     for wrong in ({"counts": []}, {"counts": [1], "criterion": "mdl"}):
         with pytest.raises(ConfigError, match=r"counts|criterion"):
-            choose_components(X, **wrong)
+            choose_size(GaussianMixture(), X, **wrong)
 
 
 def test_one_component_is_the_mean_and_the_covariance():

@@ -43,7 +43,10 @@ def train(
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="transduce (strings to strings; if not given), classify (images) or density (numbers)."),
+        typer.Option(
+            metavar="NAME",
+            help="transduce (strings to strings; if not given), classify (images) or density (numbers).",
+        ),
     ] = None,
     data: Annotated[
         str | None,

@@ -14,7 +14,6 @@ from thalweg.energies.hmm.gaussian import GaussianEmission
 from thalweg.energies.hmm.inference import Prediction
 from thalweg.energies.hmm.mixture import MixtureEmission
 from thalweg.energies.hmm.model import HMM
-from thalweg.energies.hmm.selection import StateChoice, choose_states
 from thalweg.energies.hmm.states import left_to_right
 from thalweg.energies.hopfield.analysis import (
     ExactRetrieval,
@@ -30,7 +29,7 @@ from thalweg.energies.hopfield.post import PostTransform, post_transform
 from thalweg.energies.hopfield.storage import Nearest, PatternStore
 from thalweg.energies.latent import Answers, BranchEnergy, CircleEnergy, LatentEnergy, free_energy
 from thalweg.energies.mixture.model import DegenerateComponentWarning, GaussianMixture
-from thalweg.energies.mixture.selection import Choice, choose_components
+from thalweg.energies.selection import Choice, choose_size
 from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
 from thalweg.energies.transformer.huggingface import ConvertedTransformer, GenerationRules, from_huggingface
 from thalweg.energies.transformer.model import Transformer, TransformerConfig
@@ -43,6 +42,7 @@ __all__ = [
     "Answers",
     "BranchEnergy",
     "CategoricalEmission",
+    "Choice",
     "CircleEnergy",
     "ConvNet",
     "ConvNetConfig",
@@ -68,15 +68,13 @@ __all__ = [
     "Retrieval",
     "Seq2Seq",
     "Seq2SeqConfig",
-    "StateChoice",
     "Transformer",
     "TransformerConfig",
     "Trouble",
     "VAEConfig",
     "VAETraining",
     "analyse_memory",
-    "choose_components",
-    "choose_states",
+    "choose_size",
     "classify_states",
     "draw_points",
     "exact_retrieval",

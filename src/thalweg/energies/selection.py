@@ -43,7 +43,7 @@ def choose_size(model: M, X: Any, counts: Iterable[int], criterion: str = "bic",
 
     Args:
         model: the settings; its own number is not looked at, and parameters that fix one may not be given.
-        X, data: as :meth:`fit` takes them: ``sample_weight`` (which criteria do not look at), ``lengths``, ``observed``.
+        X, data: as its ``fit`` takes them: ``lengths``, ``observed``, ``sample_weight`` (no criterion looks at that).
         counts: the numbers to try.
         criterion: ``bic`` or ``aic``.
 

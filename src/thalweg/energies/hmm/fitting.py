@@ -206,7 +206,7 @@ def _total(model: Parts, data: Data, values: Tensor, iteration: int) -> float:
         _ = LinearChain(evidence, moves, start=start, lengths=data.lengths, backend=model.backend).log_partition
     raise ThalwegError(
         f"the likelihood became {total} at iteration {iteration}; expected a finite number: fit in float64, raise "
-        "`floor`, or begin elsewhere (`seed`)"
+        "`floor`, or begin elsewhere (`random_state`)"
     )
 
 

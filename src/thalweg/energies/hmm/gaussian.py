@@ -16,7 +16,7 @@ from thalweg.errors import ConfigError, ShapeError, nearest
 
 __all__ = ["Covariance", "GaussianEmission"]
 
-Covariance = Literal["spherical", "diag", "tied", "full"]
+Covariance = Literal["spherical", "diagonal", "tied", "full"]
 """How the covariances of states are bound."""
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -34,8 +34,8 @@ class GaussianEmission(Emission):
 
     Args:
         means: ``(K, D)``; None before the first fit.
-        covariances: ``(K,)`` spherical, ``(K, D)`` diag, ``(D, D)`` tied, ``(K, D, D)`` full; the identity if None.
-        covariance_type: ``spherical`` one variance a state, ``diag`` one a dimension, ``tied`` one matrix for all
+        covariances: ``(K,)`` spherical, ``(K, D)`` diagonal, ``(D, D)`` tied, ``(K, D, D)`` full; the identity if None.
+        covariance_type: ``spherical`` one variance a state, ``diagonal`` one a dimension, ``tied`` one matrix for all
             states, ``full`` one each.
 
     Some entries of a vector may be missing where S is diagonal: they count for nothing.
@@ -50,14 +50,14 @@ class GaussianEmission(Emission):
     centre: Tensor
     spread_of_data: Tensor
 
-    def __init__(self, means: Any = None, covariances: Any = None, covariance_type: Covariance = "diag") -> None:
+    def __init__(self, means: Any = None, covariances: Any = None, covariance_type: Covariance = "diagonal") -> None:
         super().__init__()
         if covariance_type not in get_args(Covariance):
             raise ConfigError(
                 f"`covariance_type` is unknown: {covariance_type!r}; {nearest(covariance_type, get_args(Covariance))}"
             )
         self.covariance_type, self.groups = covariance_type, 1
-        self.diagonal = covariance_type in ("spherical", "diag")
+        self.diagonal = covariance_type in ("spherical", "diagonal")
         self.register_parameter("means", None)
         self.register_parameter("scales", None)
         self.register_buffer("centre", None)
@@ -72,7 +72,7 @@ class GaussianEmission(Emission):
     def _checked(self, covariances: Any, means: Tensor) -> Tensor:
         """Covariances in the shape of their type, or a ShapeError."""
         K, D = means.shape
-        shape = {"spherical": (K,), "diag": (K, D), "tied": (D, D), "full": (K, D, D)}[self.covariance_type]
+        shape = {"spherical": (K,), "diagonal": (K, D), "tied": (D, D), "full": (K, D, D)}[self.covariance_type]
         if covariances is None:
             whole = torch.ones(shape) if self.diagonal else torch.eye(D).expand(shape)
             covariances = whole.to(means)

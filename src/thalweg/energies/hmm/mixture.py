@@ -23,7 +23,7 @@ class MixtureEmission(GaussianEmission):
     Args:
         weights: ``(K, J)``, rows that sum to one; None before the first fit.
         means: ``(K, J, D)``.
-        covariances: ``(K, J)`` spherical, ``(K, J, D)`` diag, ``(K, D, D)`` tied (within a state), ``(K, J, D, D)``
+        covariances: ``(K, J)`` spherical, ``(K, J, D)`` diagonal, ``(K, D, D)`` tied (within a state), ``(K, J, D, D)``
             full; the identity if None.
         covariance_type: as in :class:`GaussianEmission`; ``tied`` is one matrix for all parts of a state.
         n_mix: J, where no weights are given.
@@ -40,7 +40,7 @@ class MixtureEmission(GaussianEmission):
         weights: Any = None,
         means: Any = None,
         covariances: Any = None,
-        covariance_type: Covariance = "diag",
+        covariance_type: Covariance = "diagonal",
         *,
         n_mix: int = 2,
     ) -> None:
@@ -65,7 +65,9 @@ class MixtureEmission(GaussianEmission):
 
     def _checked(self, covariances: Any, means: Tensor) -> Tensor:
         K, J, D = means.shape
-        shape = {"spherical": (K, J), "diag": (K, J, D), "tied": (K, D, D), "full": (K, J, D, D)}[self.covariance_type]
+        shape = {"spherical": (K, J), "diagonal": (K, J, D), "tied": (K, D, D), "full": (K, J, D, D)}[
+            self.covariance_type
+        ]
         if covariances is None:
             whole = torch.ones(shape) if self.diagonal else torch.eye(D).expand(shape)
             covariances = whole.to(means)

@@ -70,7 +70,7 @@ class HMM(Inference, Estimator):
         n_restarts: beginnings to try, of which the most likely end is kept.
         floor: the least variance, as a share of the data's.
         pseudo_count: added to every expected count of first states, moves, symbols and parts of mixtures.
-        seed: of all that is drawn.
+        random_state: the seed of all that is drawn.
         warm_start: :meth:`fit` goes on from the parameters that are there, if any.
 
     Attributes:
@@ -100,7 +100,7 @@ class HMM(Inference, Estimator):
         emission: Any = "gaussian",
         *,
         n_states: int | None = None,
-        covariance_type: Covariance = "diag",
+        covariance_type: Covariance = "diagonal",
         n_mix: int = 2,
         tied: Sequence[int] | None = None,
         logarithms: bool = False,
@@ -111,7 +111,7 @@ class HMM(Inference, Estimator):
         n_restarts: int = 1,
         floor: float = 1e-6,
         pseudo_count: float = 0.0,
-        seed: int = 0,
+        random_state: int = 0,
         warm_start: bool = False,
     ) -> None:
         super().__init__()
@@ -119,7 +119,8 @@ class HMM(Inference, Estimator):
         self.n_states, self.covariance_type, self.n_mix, self.tied = n_states, covariance_type, n_mix, tied
         self.logarithms, self.backend, self.method = logarithms, backend, method
         self.max_iter, self.tol, self.n_restarts = max_iter, tol, n_restarts
-        self.floor, self.pseudo_count, self.seed, self.warm_start = floor, pseudo_count, seed, warm_start
+        self.floor, self.pseudo_count = floor, pseudo_count
+        self.random_state, self.warm_start = random_state, warm_start
         self._adopt()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -255,7 +256,7 @@ class HMM(Inference, Estimator):
         complete = log_initial is not None and moves is not None and emission.size is not None
         best: tuple[Progress, Parts] | None = None
         for restart in range(1 if complete else self.n_restarts):
-            generator = torch.Generator().manual_seed(self.seed + restart)
+            generator = torch.Generator().manual_seed(self.random_state + restart)
             states, emits, data = begin(given, size, kinds, known, batch.lengths, generator)
             for parameter in [*states.parameters(), *emits.parameters()]:
                 parameter.data = parameter.data.to(dtype)
@@ -282,7 +283,7 @@ class HMM(Inference, Estimator):
         if progress.troubles:
             said = ", ".join(f"{each.state} ({each.why})" for each in progress.troubles)
             warnings.warn(
-                f"degenerate states after fitting: {said}; ask for fewer states, or change `seed` or `floor`",
+                f"degenerate states after fitting: {said}; ask for fewer states, or change `random_state` or `floor`",
                 stacklevel=3,
             )
 
@@ -291,7 +292,7 @@ class HMM(Inference, Estimator):
         check_numbers(self, "HMM", -float("inf"), float("inf"), "tol", whole=False)
         check_numbers(self, "HMM", 0, 1, "floor", whole=False, strict=True)
         check_numbers(self, "HMM", 0, COUNT, "pseudo_count", whole=False)
-        check_numbers(self, "HMM", 0, SEED - COUNT, "seed")
+        check_numbers(self, "HMM", 0, SEED - COUNT, "random_state")
         if self.method not in ("em", "gradient"):
             raise ConfigError(f"`method` is unknown: {self.method!r}; {nearest(str(self.method), ('em', 'gradient'))}")
 
@@ -405,3 +406,11 @@ class HMM(Inference, Estimator):
         _, where, how = self._asked(X, lengths, observed)
         count = max(1, len(known_of(*where, **how).values))
         return -2 * self.score(X, lengths, observed=observed) + self.free_parameters * math.log(count)
+
+    def aic(self, X: Any, lengths: Any = None, *, observed: Any = None) -> float:
+        """Akaike's information criterion, lower is better: -2 log p(x) + 2 k for k parameters.
+
+        >>> round(HMM([1.0], [[1.0]], [[0.5, 0.5]]).aic([[0, 1], [1, 1]]), 4)
+        7.5452
+        """
+        return -2 * self.score(X, lengths, observed=observed) + 2 * self.free_parameters

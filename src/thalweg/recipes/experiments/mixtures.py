@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thalweg.energies.mixture.model import DegenerateComponentWarning, GaussianMixture
-from thalweg.energies.mixture.selection import choose_components
+from thalweg.energies.selection import choose_size
 from thalweg.errors import ConfigError
 from thalweg.recipes.experiments.findings import Findings, Say, Table, check_positive, mean_and_spread
 from thalweg.recipes.experiments.mixtures_plots import draw_climb, draw_criteria, draw_steps
@@ -133,13 +133,14 @@ def _run(settings: MixturesSettings, points: Tensor, seed: int) -> dict[str, Any
     with warnings.catch_warnings():
         # Of too many components one may shrink to a few points: that is what the criterion is to find out.
         warnings.simplefilter("ignore", DegenerateComponentWarning)
-        chosen = choose_components(points, settings.counts, n_restarts=settings.starts, random_state=seed, **how)
+        model = GaussianMixture(n_restarts=settings.starts, random_state=seed, **how)
+        chosen = choose_size(model, points, settings.counts)
     return {
         "climbs": [[*model.history_, model.score(points)] for model in climbs],
         "scikit-learn": [scikit_learn_score(points, start, settings) for start in begun],
         "truth": long_gaussians().score(points),
         "criteria": chosen.criteria,
-        "chosen": min(chosen.criteria, key=lambda count: chosen.criteria[count]),
+        "chosen": chosen.best,
     }
 
 

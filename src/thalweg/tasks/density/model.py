@@ -100,7 +100,7 @@ def build_estimator(config: DensityConfig, width: int) -> GaussianMixture | HMM 
         else:
             emission = MixtureEmission(weights, means, covariance_type=shape.covariance)
         emission.adopt(means[0], None)
-        return HMM(initial.double(), moves.double(), emission, seed=seed)
+        return HMM(initial.double(), moves.double(), emission, random_state=seed)
     return VAE(
         VAEConfig(shape=(width,), latent=shape.latent, hidden=shape.hidden, likelihood="gaussian"), random_state=seed
     )

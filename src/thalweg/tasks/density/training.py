@@ -135,7 +135,7 @@ def _begin(config: DensityConfig, model: Density, training: Table) -> GaussianMi
         emission = "gaussian" if shape.components == 1 else "mixture"
         kind = {"covariance_type": shape.covariance, "n_mix": shape.components, "n_states": shape.states}
         where, also = model.asked(training)
-        return HMM(initial, moves, emission, seed=config.training.seed, **kind, **how).fit(*where, **also)
+        return HMM(initial, moves, emission, random_state=config.training.seed, **kind, **how).fit(*where, **also)
 
 
 class Whole:
