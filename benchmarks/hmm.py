@@ -54,7 +54,7 @@ def emission(kind: str, values: Arrays, dtype: torch.dtype) -> CategoricalEmissi
     first, *others = (torch.tensor(value, dtype=dtype) for value in values)
     if kind == "categorical":
         return CategoricalEmission(first)
-    return GaussianEmission(first, others[0], "full" if kind == "full" else "diag")
+    return GaussianEmission(first, others[0], "full" if kind == "full" else "diagonal")
 
 
 def draw(kind: str, C: int, B: int, T: int, D: int) -> tuple[np.ndarray, Arrays, Arrays]:
