@@ -20,7 +20,8 @@ Covariance = Literal["spherical", "diagonal", "tied", "full"]
 """How the covariances of states are bound."""
 
 _LOG_2PI = math.log(2 * math.pi)
-_AT_ONCE = 2**23  # numbers of an intermediate result, (rows, P, D)
+_BLOCK = 2048  # rows of such a product
+_AT_ONCE = 2**20  # numbers of an intermediate result, (rows, P, D)
 
 
 class GaussianEmission(Emission):
@@ -196,16 +197,16 @@ class GaussianEmission(Emission):
         """Weights (P, 1) or (P, D), first moments (P, D), second moments (P, D) or (P, D, D)."""
         weights = weights.double()
         if self.diagonal:
-            first, second = (weights.t() @ prepared[0]).chunk(2, 1)
-            counts = weights.sum(0).unsqueeze(1) if len(prepared) == 1 else weights.t() @ prepared[1]
+            first, second = _summed(weights, prepared[0]).chunk(2, 1)
+            counts = weights.sum(0).unsqueeze(1) if len(prepared) == 1 else _summed(weights, prepared[1])
             return counts, first, second
         centred = prepared[0]
         P, D = weights.size(1), centred.size(1)
-        second = centred.new_zeros(P * D, D)
-        step = max(1, _AT_ONCE // (P * D))
+        second = centred.new_zeros(P, D * D)
+        step = max(_BLOCK, _AT_ONCE // (D * D) // _BLOCK * _BLOCK)
         for rows, shares in zip(centred.split(step), weights.split(step), strict=True):
-            second.addmm_((shares.unsqueeze(2) * rows.unsqueeze(1)).flatten(1).t(), rows)
-        return weights.sum(0).unsqueeze(1), weights.t() @ centred, second.view(P, D, D)
+            second += _summed(shares, (rows.unsqueeze(2) * rows.unsqueeze(1)).flatten(1))
+        return weights.sum(0).unsqueeze(1), _summed(weights, centred), second.view(P, D, D)
 
     def maximise(self, statistics: tuple[Tensor, ...], limits: Limits) -> None:
         """Means and covariances of the weighted data; what was never visited stays."""
@@ -288,3 +289,11 @@ class GaussianEmission(Emission):
         means, scales = cast(Tensor, self.means), cast(Tensor, self.scales)
         D = means.size(1)
         return means.numel() + (scales.numel() if self.diagonal else len(scales) * D * (D + 1) // 2)
+
+
+def _summed(weights: Tensor, values: Tensor) -> Tensor:
+    """weights' values of (M, P) and (M, D), in blocks: one product with so long an axis is left to one thread."""
+    count = len(weights) // _BLOCK
+    whole = count * _BLOCK
+    left, right = (each[:whole].unflatten(0, (count, _BLOCK)) for each in (weights, values))
+    return (left.mT @ right).sum(0) + weights[whole:].mT @ values[whole:]
