@@ -55,7 +55,7 @@ class DensityTask(Task):
 
     def recognises(self, word: str) -> bool:
         """Tables and arrays."""
-        return word.endswith((".csv", ".tsv", ".npy"))
+        return word.endswith((".csv", ".npy"))
 
     def train(self, config: DensityConfig, out: str | Path, **options: Any) -> TrainResult:
         """Fit to a table."""
