@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -26,6 +27,12 @@ LONG = ("test_tooling", "test_cli_stopping", "test_sweep_ray", "test_gpu_interpr
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """They go first, so that no process is left with one of them at the end."""
     items.sort(key=lambda item: not item.path.name.startswith(LONG))
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests are millions of objects: no look for garbage goes through them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

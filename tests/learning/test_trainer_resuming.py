@@ -157,6 +157,7 @@ def test_memory_does_not_grow_with_steps(tmp_path):
     assert size < 200 * 200  # bytes a step: a tensor, a dictionary or a float kept from each would be more
 
 
+@pytest.mark.slow
 def test_growing_memory_would_be_seen(tmp_path):
     kept = []
 

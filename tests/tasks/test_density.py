@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 import thalweg
 from thalweg.data.tables import Table, read_table
 from thalweg.learning.checkpoint import load_checkpoint
+from thalweg.tasks.registry import apply_overrides, build_config
 
 FAMILIES = {
     "mixture": ["components=2"],
@@ -98,10 +99,12 @@ def test_a_run_from_end_to_end(tmp_path, table, sequences, family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, table, sequences, family):
+    settings = {"task": "density", "model": family, "data": {"path": str(table)}}
+    settings["data"] |= {"path": str(sequences), "sequence": "who"} if family == "hmm" else {}
     for out, epochs in ((tmp_path / "whole", [5]), (tmp_path / "cut", [2, 5])):
         for count in epochs:
-            more = ["--resume"] if count != epochs[0] else []
-            done(*words(family, table, sequences, out), f"epochs={count}", "patience=0", *more)
+            config = build_config(apply_overrides(settings, [*FAMILIES[family], f"epochs={count}", "patience=0"]))
+            thalweg.train(config, out, resume=count != epochs[0])
     whole, cut = (load_checkpoint(tmp_path / name / "last.safetensors").tensors for name in ("whole", "cut"))
     assert whole.keys() == cut.keys()
     assert all(np.array_equal(whole[key].numpy(), cut[key].numpy()) for key in whole)

@@ -128,7 +128,7 @@ HARD = {"teacher_forcing": 0.5, "average": 0.9, "schedule": "plateau", "plateau_
 HARD |= {"checkpoint_every": 1, "batch_size": 40}
 
 
-@pytest.mark.parametrize("step", [1, 2, 4, 5, 7])
+@pytest.mark.parametrize("step", [1, 5, *[pytest.param(step, marks=pytest.mark.slow) for step in (2, 4, 7)]])
 def test_killed_and_resumed_equals_uninterrupted(toy_files, tmp_path, step):
     config = toy_config(toy_files[0], dev=toy_files[1], epochs=2, model={"dropout": 0.3}, training=HARD)
     train(config, tmp_path / "whole")

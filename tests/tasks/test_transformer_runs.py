@@ -60,7 +60,7 @@ def test_it_learns(toy_files, tmp_path):
 HARD = {"checkpoint_every": 3, "average": 0.9, "label_smoothing": 0.1}
 
 
-@pytest.mark.parametrize("step", [1, 4, 11])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(11, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tokens", [0, 130])
 def test_killed_and_resumed_equals_uninterrupted(toy_files, tmp_path, step, tokens):
     training = HARD | {"batch_tokens": tokens, "schedule": "inverse_sqrt", "warmup": 5}
