@@ -60,11 +60,8 @@ def fisher_vector(points, weights, means, variances, improved):
     N, D = means.shape
     in_weights, in_means, in_deviations = np.zeros(N), np.zeros((N, D)), np.zeros((N, D))
     for point in points:
-        parts = [
-            weights[k] * math.prod(normal(point[d], means[k, d], variances[k, d]) for d in range(D)) for k in range(N)
-        ]
-        for k in range(N):
-            share = parts[k] / sum(parts)
+        shares = _shares(point, weights, means, variances)
+        for k, share in enumerate(shares):
             in_weights[k] += (share - weights[k]) / math.sqrt(weights[k])
             for d in range(D):
                 apart = (point[d] - means[k, d]) / math.sqrt(variances[k, d])
@@ -75,3 +72,24 @@ def fisher_vector(points, weights, means, variances, improved):
         vector = np.sign(vector) * np.sqrt(np.abs(vector))
         vector = vector / np.linalg.norm(vector)
     return vector
+
+
+def fisher_vector_from_moments(points, weights, means, variances):
+    """The same as scikit-image normalises it, from means of r, r x and r x^2: the sign of the last part is opposite."""
+    shares = np.array([_shares(point, weights, means, variances) for point in points])  # (T, N)
+    mass = shares.mean(axis=0)[:, None]
+    first, second = shares.T @ points / len(points), shares.T @ points**2 / len(points)
+    in_weights = (mass[:, 0] - weights) / np.sqrt(weights)
+    rooted = np.sqrt(weights)[:, None]
+    in_means = (first - mass * means) / (rooted * np.sqrt(variances))
+    spread = second - 2 * first * means + mass * means**2
+    in_variances = (mass * variances - spread) / (math.sqrt(2) * rooted * variances)
+    return np.concatenate([in_weights, in_means.ravel(), in_variances.ravel()])
+
+
+def _shares(point, weights, means, variances):
+    parts = [
+        w * math.prod(normal(x, m, v) for x, m, v in zip(point, ms, vs, strict=True))
+        for w, ms, vs in zip(weights, means, variances, strict=True)
+    ]
+    return [part / sum(parts) for part in parts]

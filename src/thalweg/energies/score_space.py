@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -117,6 +118,8 @@ class ScoreSpace(Estimator):
         """The derivatives, not yet whitened."""
         ways = derivatives_of(self.model)
         of = self._checked(ways)
+        if isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 1:
+            X = list(X)  # as searches of scikit-learn may hold sequences
         batch = read_sequences(X, ways.event_dim, lengths)
         _check(batch, ways)
         device = next((each.device for each in self.model.parameters()), batch.values.device)
