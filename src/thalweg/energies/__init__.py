@@ -29,6 +29,7 @@ from thalweg.energies.hopfield.post import PostTransform, post_transform
 from thalweg.energies.hopfield.storage import Nearest, PatternStore
 from thalweg.energies.latent import Answers, BranchEnergy, CircleEnergy, LatentEnergy, free_energy
 from thalweg.energies.mixture.model import DegenerateComponentWarning, GaussianMixture
+from thalweg.energies.score_space import ScoreSpace, fisher_kernel, fisher_vector
 from thalweg.energies.selection import Choice, choose_size
 from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
 from thalweg.energies.transformer.huggingface import ConvertedTransformer, GenerationRules, from_huggingface
@@ -66,6 +67,7 @@ __all__ = [
     "PostTransform",
     "Prediction",
     "Retrieval",
+    "ScoreSpace",
     "Seq2Seq",
     "Seq2SeqConfig",
     "Transformer",
@@ -78,6 +80,8 @@ __all__ = [
     "classify_states",
     "draw_points",
     "exact_retrieval",
+    "fisher_kernel",
+    "fisher_vector",
     "fixed_points",
     "free_energy",
     "from_huggingface",
