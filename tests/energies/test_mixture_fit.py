@@ -345,6 +345,7 @@ HOLE[3, 1] = np.nan
         ({"missing": True}, np.where(np.isnan(HOLE), np.inf, HOLE), ShapeError, "infinity"),
         ({"missing": True}, GOOD * [[1, np.nan, 1]], ShapeError, "column 1 of X has no observed value"),
         ({}, np.ones((5, 2)), ShapeError, r"one distinct point in 5 sample\(s\)"),
+        ({}, 1e200 * GOOD, ShapeError, r"squares that float64 holds, got numbers up to .*e\+200; scale X"),
         ({"n_components": 31}, GOOD, ShapeError, r"31 components need at least as many points, got 30"),
         ({"means": np.zeros((2, 2))}, GOOD, ShapeError, "D = 3 as in X"),
         ({"n_components": 3, "means": np.zeros((2, 3))}, GOOD, ShapeError, "N = 3 as in `n_components`"),
@@ -367,6 +368,12 @@ def test_what_is_refused(settings, X, error, message):
     with pytest.raises(error, match=message) as caught:
         GaussianMixture(**settings).fit(X)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [-1, 2.5, True, "many"])
+def test_samples_that_are_refused(count):
+    with pytest.raises(ConfigError, match="`count` must be an integer of at least 0, got"):
+        GaussianMixture().fit(GOOD).sample(count)
 
 
 def test_weights_of_rows_that_are_refused():
