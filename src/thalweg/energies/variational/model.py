@@ -338,9 +338,10 @@ def _checked(config: Any) -> VAEConfig:
 
 def _flat(X: Any, wanted: tuple[int, ...] | None) -> Any:
     """Images of the wanted shape, or of any, as rows; all else as it is."""
-    shape = tuple(getattr(X, "shape", ()))
-    images = len(shape) > 2 and wanted in (None, shape[1:])
-    return X.reshape(shape[0], math.prod(shape[1:])) if images else X
+    shape: tuple[int, ...] = tuple(getattr(X, "shape", ()))
+    if len(shape) > 2 and wanted in (None, shape[1:]):
+        return X.reshape(shape[0], math.prod(shape[1:]))
+    return X
 
 
 def _divergences(q: Independent) -> Tensor:
