@@ -273,6 +273,20 @@ def test_online_steps_approach_the_maximum():
         assert abs(best.score(X) - before) < 1e-3
 
 
+def test_online_steps_over_a_memory_mapped_file(tmp_path):
+    X = clusters(3000, apart=6.0).astype(np.float32)
+    np.random.default_rng(0).shuffle(X)
+    np.save(tmp_path / "x.npy", X)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    there, here = (GaussianMixture(3, random_state=0) for _ in range(2))
+    for first in [*range(0, 3000, 500)] * 10:
+        there.partial_fit(mapped[first : first + 500])
+        here.partial_fit(torch.from_numpy(X[first : first + 500]))
+    assert torch.equal(there.means_, here.means_)
+    best = GaussianMixture(3, random_state=0, n_restarts=3).fit(mapped)
+    assert there.score(mapped) > best.score(mapped) - 0.01
+
+
 def test_degenerate_components_are_reported():
     X = np.concatenate([np.random.default_rng(0).normal(size=(50, 2)), np.full((10, 2), 7.0)])
     with pytest.warns(DegenerateComponentWarning, match="1 of 2 components are degenerate.*variance floor 1e-06"):

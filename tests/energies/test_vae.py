@@ -298,6 +298,21 @@ def test_without_a_config_the_data_gives_the_shape() -> None:
     assert model.fit(x[:, :, 0].numpy()).sample(2).shape == (2, 3)  # a fit begins anew
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("network", ["dense", "convolution"])
+def test_a_gpu_fits_it_too(network) -> None:
+    x = torch.rand(20, 6, 5, generator=torch.Generator().manual_seed(0)).cuda()
+    there = VAE(fitting=QUICK).fit(x)
+    other = VAE(VAEConfig(shape=(6, 5), network=network, hidden=(4, 4)), fitting=QUICK).cuda().fit(x)
+    for model in (there, other):
+        assert all(weight.is_cuda for weight in model.parameters())
+        assert model.transform(x).is_cuda
+        assert model.sample(2).is_cuda
+        here = model.reconstruct(x.cpu().numpy())
+        assert isinstance(here, np.ndarray)
+        assert np.allclose(here, model.cpu().reconstruct(x.cpu().numpy()), atol=1e-4)
+
+
 @pytest.mark.parametrize("loss", [losses.hinge, losses.log, losses.square_square])
 def test_losses_of_energies_take_it(loss: Any) -> None:
     """A classifier of two models, and pairs of a right and a wrong x: gradients reach every weight."""
