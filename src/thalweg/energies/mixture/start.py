@@ -57,6 +57,8 @@ def begin(
     """
     given = {name: value.to(device=device, dtype=torch.float64) for name, value in given.items()}
     points, weight = _some(rows, sample_weight, device, generator)
+    if not bool((points.square() * weight.unsqueeze(1)).sum().isfinite()):
+        raise ShapeError("X must hold numbers whose squares are finite, got larger ones; divide X, or standardise it")
     means = given.get("means")
     if means is None:
         means = _k_means(points, weight, k_means_plus_plus(points, weight, N, generator=generator))
