@@ -78,7 +78,7 @@ DENSITY_SETTINGS = {
     "held_out=1": "data.held_out must be in (0, 1)",
     "sequence=c": "expected a column `c`",
     f"restarts={HUGE}": "training.restarts must be at most",
-    "family=hmm states=1000000": "`n_states` must be at most the number of observations",
+    "family=hmm states=1000000": "expected enough memory for 7,450.6 GiB more",
     "family=hmm components=1000000": "`n_mix` must be at most the number of observations",
     "family=hmm topology=x": "model.topology",
     "family=vae latent=1000000000": "model.latent must be at most",

@@ -110,7 +110,8 @@ def _questions() -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"mixture: points {points}", partial(gaussians.free_energy, points)
         yield f"vae: points {points}", partial(network.posterior, points)
     for whiten in ("diagonal", "empirical"):
-        yield f"{whiten}: overflow", lambda whiten=whiten: ScoreSpace(gaussians, whiten=whiten).fit([ROWS, spoiled(1e300)])
+        space = ScoreSpace(gaussians, whiten=whiten)
+        yield f"{whiten}: overflow", partial(space.fit, [ROWS, spoiled(1e300)])
     for sequences in (None, [], [ROWS, None], [ROWS, ROWS[:0]], [ROWS, ROWS[:, :1]], [spoiled(NAN)]):
         yield f"sequences {sequences!s:.9}", lambda sequences=sequences: ScoreSpace(gaussians).fit(sequences)
 

@@ -145,7 +145,7 @@ def attend(queries: Tensor, patterns: Tensor, beta: float) -> Tensor:
     r"""X' softmax(beta X q) for queries ``(Q, D)`` and patterns ``(N, D)``, or ``(B, Q, D)`` and ``(B, N, D)``.
 
     The caller has looked at shapes and types. A kernel of our own where there is one memory in float32 and nothing is
-    to be differentiated; else PyTorch's attention, also where that is faster, and plain operations under ``torch.func``.
+    to be differentiated; else PyTorch's attention, also where that is faster; plain operations under ``torch.func``.
 
     >>> attend(torch.zeros(1, 2), torch.eye(2), 1.0)
     tensor([[0.5000, 0.5000]])

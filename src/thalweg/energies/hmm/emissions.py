@@ -196,7 +196,9 @@ class CategoricalEmission(Emission):
 
     def __init__(self, table: Any = None, *, symbols: int | None = None, logarithms: bool = False) -> None:
         super().__init__()
-        if symbols is not None and (isinstance(symbols, bool) or not isinstance(symbols, int) or not 1 <= symbols <= WIDTH):
+        if symbols is not None and (
+            isinstance(symbols, bool) or not isinstance(symbols, int) or not 1 <= symbols <= WIDTH
+        ):
             raise ConfigError(f"`symbols` must be an integer from 1 to {WIDTH:,} or None, got {symbols!r}")
         self.register_parameter("logits", None)
         self.symbols = symbols

@@ -239,9 +239,13 @@ class Inference(nn.Module):
             if kinds is not None:
                 weights = states.new_zeros(len(states), int(kinds.max()) + 1).index_add(1, kinds, states)
             if isinstance(emission, CategoricalEmission):
-                return Prediction(states, Categorical(probs=weights @ emission.log_table.exp().to(weights), validate_args=False))
+                return Prediction(
+                    states, Categorical(probs=weights @ emission.log_table.exp().to(weights), validate_args=False)
+                )
             every = emission.distribution().expand(weights.shape)
-            return Prediction(states, MixtureSameFamily(Categorical(probs=weights, validate_args=False), every, validate_args=False))
+            return Prediction(
+                states, MixtureSameFamily(Categorical(probs=weights, validate_args=False), every, validate_args=False)
+            )
 
     def sample(self, length: int, n: int = 1, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """n independent sequences: states ``(n, length)`` and observations ``(n, length, ...)``.

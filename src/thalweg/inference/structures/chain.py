@@ -229,7 +229,7 @@ class LinearChain(Structure):
         return self._scored_again(scores, labels) if ops.carries_graph(self.potentials) else scores
 
     def _scored_again(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """The scores (.., B) of labellings (.., B, T), differentiable; NaN, and so its gradient, where they were NaN."""
+        """The scores (.., B) of labellings (.., B, T), differentiable; NaN, as its gradient, where they were NaN."""
         again = ops.score(self.potentials, labels.clamp(min=0))
         return again * torch.where(scores.isnan(), math.nan, 1.0).to(again.dtype)
 
@@ -404,7 +404,7 @@ class LinearChain(Structure):
         return self.posterior_threshold(0.0)
 
     def posterior_threshold(self, threshold: float, otherwise: int = -1) -> Tensor:
-        """The most probable label where its posterior reaches the threshold, elsewhere, and at NaN, ``otherwise``; (B, T).
+        """The most probable label where its posterior reaches the threshold, elsewhere (or NaN) ``otherwise``; (B, T).
 
         >>> LinearChain(torch.tensor([[[0.0, 1.0], [0.0, 9.0]]]), torch.zeros(2, 2)).posterior_threshold(0.9, 0)
         tensor([[0, 1]])
