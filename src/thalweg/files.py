@@ -7,13 +7,13 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thalweg.errors import CheckpointError, MissingDependencyError, WriteError
+from thalweg.errors import CheckpointError, MissingDependencyError, OutOfMemoryError, WriteError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -151,7 +151,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, 
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(meta, ensure_ascii=False)
     header = {"kind": form.kind, "format": str(form.version), "meta": text, "checksum": _checksum(own, text)}
-    write_atomically(path, save(own, metadata=header))
+    write_atomically(path, _serialised(lambda: save(own, metadata=header), path))
+
+
+def _serialised(save: Callable[[], bytes], path: Path) -> bytes:
+    """The bytes of a file; safetensors panics, outside of all errors of Python, where there is no memory for them."""
+    try:
+        return save()
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise OutOfMemoryError(f"expected enough memory to write {path}, got less; lower the model's sizes") from error
 
 
 def read_tensors(path: Path, form: TensorFormat, *, values: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -240,7 +240,7 @@ def check_fits(build: Callable[[], nn.Module], *, trained: bool, remedy: str) ->
     ...
     thalweg.errors.OutOfMemoryError: a model of 1,000,001,000,000 parameters needs 14,901.2 GiB of memory, got ...
     """
-    with without_memory():
+    with without_memory(), within_memory(remedy):
         count = sum(parameter.numel() for parameter in build().parameters())
     check_memory((16 if trained else 4) * count, f"a model of {count:,} parameters", remedy)
 

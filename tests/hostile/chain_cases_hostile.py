@@ -188,6 +188,23 @@ def a_layer_that_diverged_shows_it() -> None:
 
 
 @case
+def what_diverged_shows_with_a_graph_and_in_labels() -> None:
+    for size, kind in product(SIZES, KINDS):
+        given = scores(size, kind)
+        given["emissions"][0, -1, 0] = math.nan
+        leaf = given["emissions"].clone().requires_grad_()
+        chain = build({**given, "emissions": leaf}, kind)
+        for compute in (lambda: chain.max_score, lambda: chain.top_k(2)[0]):  # noqa: B023
+            values = compute()
+            assert values[0].isnan().all()
+            assert not values[1:].isnan().any()
+            assert torch.autograd.grad(values.nan_to_num(neginf=0.0).sum() + values[0].sum(), leaf)[0][0].isnan().any()
+        for labels in (chain.mode, chain.max_posterior(), chain.top_k(1)[1].squeeze(1), chain.sample()):
+            assert (labels[0] == -1).all()
+            assert (labels[1:] >= 0).all()
+
+
+@case
 def lengths_changed_afterwards() -> None:
     for size, kind, value in product(SIZES, KINDS, (10**6, 0, -5, 2**62)):
         given, lengths = scores(size, kind), lengths_of(size)
@@ -344,8 +361,11 @@ def edges_out_of_range() -> None:
         for sources, targets in pairs:
             moves = SparseTransitions(sources, targets, one, 3)  # type: ignore[arg-type]
             refused(lambda moves=moves: LinearChain(e, moves), word)
+            refused(moves.dense, word)
     refused(lambda: LinearChain(e, SparseTransitions(zero, zero, torch.zeros(2).long(), 3)), "floating")
     refused(lambda: LinearChain(e, SparseTransitions(zero, zero, one, 4)), "size C = 3")
+    for size in (0, -1, 1.5, None, True):
+        refused(SparseTransitions(zero, zero, one, size).dense, "`size`")  # type: ignore[arg-type]
 
 
 @case

@@ -22,11 +22,14 @@ from pathlib import Path
 from hostile.command_line_tables import (
     BYTES,
     CONFIGS,
+    DENSITY_SETTINGS,
     DIGITS,
     FULL,
     HUGE,
     IMAGE_SETTINGS,
     LONG,
+    NO_NUMBERS,
+    NUMBERS,
     ONE_MB,
     SETTINGS,
     STRANGE,
@@ -170,6 +173,7 @@ def _make(home: Path) -> int:
 
 TRAIN = ("train", "--data", "@pairs.tsv", "--out", "run", *TINY)
 IMAGES = ("train", "--task", "classify", "@photos", "--out", "run", "epochs=1")
+DENSITY = ("train", "--task", "density", "x.csv", "--out", "run")
 PREDICT = ("predict", "@run", "--text", "abc")
 
 
@@ -210,6 +214,12 @@ def _table() -> Iterator[tuple[str, Case]]:
     for text, said in CONFIGS.items():
         words = ["train", "c.yaml", "--data", "@pairs.tsv", "--out", "run"]
         yield f"train config {text[:30]!a}{len(text)}", Case(words, said, files={"c.yaml": text})
+    for words, said in DENSITY_SETTINGS.items():
+        yield f"train density {words[:60]}", Case([*DENSITY, *_split(words)], said, files={"x.csv": NUMBERS})
+    for number, (text, said) in enumerate(NO_NUMBERS.items()):
+        yield f"train table {number}", Case([*DENSITY, "epochs=1"], said, files={"x.csv": text})
+    endless = ["train", "--task", "density", "/dev/zero", "--out", "run"]
+    yield "train density endless", Case(endless, "/dev/zero:1: expected less than")
     yield from _of_files()
     yield from _of_predict()
     yield from _of_others()

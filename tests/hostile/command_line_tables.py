@@ -68,6 +68,33 @@ IMAGE_SETTINGS = {
     "scale=1e+300": "`scale` of the augmentation must be",
     "crop=1000000000": "augment.crop must be at most",
 }
+NUMBERS = "a,b\n" + "".join(f"{n},{n * n % 7}\n" for n in range(30))
+# `key=value` words of `train --task density` on those numbers, and what is said.
+DENSITY_SETTINGS = {
+    "components=1000000000": "model.components must be at most",
+    "components=1000": "1000 components need at least as many points",
+    "floor=.nan": "model.floor",
+    "covariance=x": "model.covariance",
+    "held_out=1": "data.held_out must be in (0, 1)",
+    "sequence=c": "expected a column `c`",
+    f"restarts={HUGE}": "training.restarts must be at most",
+    "family=hmm states=1000000": "expected enough memory for 7,450.6 GiB more",
+    "family=hmm components=1000000": "`n_mix` must be at most the number of observations",
+    "family=hmm topology=x": "model.topology",
+    "family=vae latent=1000000000": "model.latent must be at most",
+    "family=vae hidden=1000000,1000000": "GiB of memory, got",
+}
+# Tables that are none, and what is said.
+NO_NUMBERS = {
+    "": "got an empty file",
+    "a,b\n": "got a heading alone",
+    "a,b\n1,x\n": "x.csv:2: expected a number in column 2",
+    "a,b\n1,2,3\n": "x.csv:2: expected 2 cells",
+    "a,a\n1,2\n": "got `a` twice",
+    "a,b\n1,inf\n": "x.csv:2: expected a number in column 2",
+    "a,b\n" + "nan,1\n" * 20: "expected numbers in column `a`, got none",
+    "a,b\n" + "".join(f"{n}e300,{n}\n" for n in range(20)): "whose squares are finite in column `a`",
+}
 # Config files, and what is said.
 CONFIGS = {
     f"data: {DEEP}{']' * 3000}": "c.yaml: expected YAML, got something else (nested more than 32 deep)",

@@ -38,7 +38,8 @@ class Nursery:
     """The process that forks; ``run`` asks it for one case."""
 
     def __init__(self, module: str):
-        environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONFAULTHANDLER": ""}
+        path = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONFAULTHANDLER": ""}
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__)), module],
             stdin=subprocess.PIPE,

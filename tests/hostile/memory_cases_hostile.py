@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from thalweg.energies import HopfieldMemory
 from thalweg.errors import ThalwegError
@@ -185,6 +186,32 @@ def _given_away_case() -> None:
             found.energies.zero_()
             torch.testing.assert_close(found.weights, wanted)
             torch.testing.assert_close(stored.retrieve(draw(2, 4)).weights, wanted)
+
+
+def _transform_case() -> None:
+    """Transforms of ``torch.func`` and forward derivatives see plain operations: none is lost, none is refused."""
+    queries = draw(2, 4)
+    for separation in ("softmax", "sparsemax"):
+        stored = HopfieldMemory(draw(20, 4), separation=separation)
+        names = ("energy", "concave", "weights", "update", "recall")
+        asked: list[Any] = [*(getattr(stored, name) for name in names), lambda q: stored.retrieve(q, 3).state]  # noqa: B023
+        for ask in [*asked, lambda q: memory.associate(q, stored.patterns, stored.patterns, beta=1.0)[0]]:  # noqa: B023
+
+            def value(q: Tensor, ask: Callable[[Tensor], Tensor] = ask) -> Tensor:
+                return ask(q).square().sum()
+
+            wanted = torch.autograd.functional.jacobian(value, queries)
+            for transform in (torch.func.grad, torch.func.jacrev, torch.func.jacfwd):
+                torch.testing.assert_close(transform(value)(queries), wanted, atol=1e-4, rtol=1e-3)
+            with forward_ad.dual_level():
+                moving = forward_ad.make_dual(queries, torch.ones_like(queries))
+                found = forward_ad.unpack_dual(value(moving)).tangent
+            torch.testing.assert_close(found, wanted.sum(), atol=1e-4, rtol=1e-3)
+        for ask in asked[:4]:
+            torch.testing.assert_close(torch.func.vmap(lambda q, ask=ask: ask(q[None])[0])(queries), ask(queries))
+    layer, x = Hopfield(4, heads=2), draw(2, 3, 4)
+    wanted = torch.autograd.functional.jacobian(lambda x: layer(x).square().sum(), x)
+    torch.testing.assert_close(torch.func.jacfwd(lambda x: layer(x).square().sum())(x), wanted, atol=1e-4, rtol=1e-3)
 
 
 def _layer_case(make: Callable[[], Any], *, shows: bool = True) -> None:
@@ -375,6 +402,7 @@ CASES: dict[str, Callable[[], None]] = {
     "patterns and settings": _patterns_case,
     "strides": _spread_case,
     "given away": _given_away_case,
+    "transforms": _transform_case,
     "layer": partial(_layer_case, lambda: Hopfield(4, heads=2)),
     "layer sparsemax": partial(_layer_case, lambda: Hopfield(4, separation="sparsemax")),
     "pooling": partial(_layer_case, lambda: HopfieldPooling(4, queries=2)),

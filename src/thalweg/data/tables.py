@@ -17,6 +17,7 @@ from thalweg.errors import DataError, nearest
 __all__ = ["Table", "read_table"]
 
 _DELIMITERS = ",\t;"
+_LONGEST = 2**24  # characters of a line
 _MISSING = frozenset({"", "na", "nan", "null", "?"})
 
 
@@ -138,13 +139,21 @@ def _read_array(path: Path, sequence: str) -> Table:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig") as file:
+            lines = iter(lambda: file.readline(_LONGEST), "")
+            return "".join(_line(path, number, line) for number, line in enumerate(lines, 1))
     except FileNotFoundError:
         raise DataError(f"{path}: expected a table, got no such file; give a CSV file or a .npy") from None
     except UnicodeDecodeError:
         raise DataError(f"{path}: expected UTF-8 text, got something else; give a CSV file or a .npy") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); give a CSV file or a .npy") from None
+
+
+def _line(path: Path, number: int, line: str) -> str:
+    if len(line) < _LONGEST:
+        return line
+    raise DataError(f"{path}:{number}: expected less than {_LONGEST:,} characters a line, got more; mend the line")
 
 
 def _cells(path: str, text: str) -> Iterator[tuple[int, list[str]]]:

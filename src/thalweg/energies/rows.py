@@ -123,6 +123,8 @@ def read_weights(sample_weight: Any, count: int) -> Tensor | None:
     weights = weights.detach().double()
     if not bool(weights.isfinite().all()) or bool((weights < 0).any()):
         raise ShapeError("`sample_weight` must be finite and 0 or more everywhere; leave out such rows")
+    if not bool(weights.sum().isfinite()):
+        raise ShapeError("`sample_weight` must have a finite sum, got weights too large to add up; divide them all")
     if not bool(weights.any()):
         raise ShapeError("`sample_weight` is zero everywhere: at least one weight must be above 0")
     return weights

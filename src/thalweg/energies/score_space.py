@@ -110,6 +110,8 @@ class ScoreSpace(Estimator):
     def _begin(self, X: Any, lengths: Any) -> _Scores:
         found = self._scores(X, lengths)
         self.n_features_in_ = found.width
+        if self.whiten != "none" and not bool(found.scores.isfinite().all()):
+            raise ShapeError("derivatives must be finite to be whitened, got NaN or infinite ones; look at the model")
         ways = {"none": lambda scores: None, "diagonal": _diagonal, "empirical": _empirical}
         self.whitening_ = ways[self.whiten](found.scores)
         return found

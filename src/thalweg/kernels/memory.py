@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.kernels.dispatch import memory_kernels, on_cpu
 from thalweg.kernels.reference import memory as reference
 from thalweg.kernels.reference.memory import Settled
 from thalweg.kernels.room import enough_memory
+from thalweg.kernels.tracing import traced
 
 __all__ = ["Settled", "associate", "attend", "nearest", "settle", "settled"]
 
@@ -44,7 +44,7 @@ def _check_beta(beta: float | Tensor) -> None:
     if isinstance(beta, Tensor):
         if beta.dim():
             raise ShapeError(f"`beta` must be a number or a tensor of shape (), got {tuple(beta.shape)}")
-        if on_cpu(beta) and not torch._C._are_functorch_transforms_active():  # elsewhere a look is dear
+        if on_cpu(beta) and not traced():  # elsewhere a look is dear
             _check_beta(beta.item())
     elif not 0 < beta < math.inf:
         raise ConfigError(f"`beta` must be positive and finite, got {beta}")
@@ -118,6 +118,8 @@ def associate(
         raise ShapeError(f"`values` must be (N, E) numbers with N = {len(keys)}, got {tuple(shape)}")
     learned = queries.requires_grad or keys.requires_grad or values.requires_grad
     learned = learned or (isinstance(beta, Tensor) and beta.requires_grad)
+    if traced():
+        return reference.associate(queries, keys, values, beta, mask, block)
     if not learned or not torch.is_grad_enabled():
         return _backend(queries, keys, values).associate(queries, keys, values, beta, mask, block)
     return _Associate.apply(queries, keys, values, beta, mask, block)  # pyright: ignore[reportReturnType]
@@ -133,8 +135,7 @@ def _untouched(queries: Tensor, patterns: Tensor) -> bool:
         and queries.dtype is patterns.dtype is torch.float32
         and type(queries) is type(patterns) is Tensor
         and not ((queries.requires_grad or patterns.requires_grad) and torch.is_grad_enabled())
-        and forward_ad._current_level < 0
-        and not torch._C._are_functorch_transforms_active()
+        and not traced()
         and torch._C._get_tracing_state() is None
         and not torch._C._is_any_autocast_enabled()
     )
@@ -144,7 +145,7 @@ def attend(queries: Tensor, patterns: Tensor, beta: float) -> Tensor:
     r"""X' softmax(beta X q) for queries ``(Q, D)`` and patterns ``(N, D)``, or ``(B, Q, D)`` and ``(B, N, D)``.
 
     The caller has looked at shapes and types. A kernel of our own where there is one memory in float32 and nothing is
-    to be differentiated; else PyTorch's attention, also where that is faster.
+    to be differentiated; else PyTorch's attention, also where that is faster; plain operations under ``torch.func``.
 
     >>> attend(torch.zeros(1, 2), torch.eye(2), 1.0)
     tensor([[0.5000, 0.5000]])
@@ -157,6 +158,8 @@ def attend(queries: Tensor, patterns: Tensor, beta: float) -> Tensor:
             found = kernels.attend(queries, patterns, beta)
             if found is not None:
                 return found
+    if traced():  # PyTorch's attention has no forward derivative
+        return torch.softmax(beta * (queries @ patterns.mT), -1) @ patterns
     if not plain:
         kept = patterns.unsqueeze(1)
         return _attention(queries.unsqueeze(1), kept, kept, scale=beta).squeeze(1)

@@ -73,6 +73,8 @@ class SparseTransitions(NamedTuple):
                 f"`sources` and `targets` must lie on {scores.device} as `scores` does, "
                 f"got {sources.device} and {targets.device}"
             )
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ShapeError(f"`size` must be an integer of at least 1, got {size!r}")
         own = self._replace(sources=sources.clone(), targets=targets.clone())
         keys = _keys(own.sources, own.targets, size)
         if bool((keys[1:] <= keys[:-1]).any()):
@@ -119,6 +121,7 @@ class SparseTransitions(NamedTuple):
         >>> SparseTransitions.of_edges([0], [0], torch.ones(1), size=1).dense()
         tensor([[1.]])
         """
+        self.checked()  # an index of -1 would be followed to the other end
         matrix = self.scores.new_full((self.size, self.size), float("-inf"))
         return matrix.index_put((self.sources, self.targets), self.scores)
 

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
 from thalweg.errors import ShapeError
 from thalweg.kernels.dispatch import sparse_map_kernels
 from thalweg.kernels.reference import sparse_maps as reference
+from thalweg.kernels.tracing import traced
 
 __all__ = [
     "ENTMAX",
@@ -49,11 +50,6 @@ class Rule(NamedTuple):
     omega: Callable[[Tensor, Any], Tensor]
 
 
-def _transformed() -> bool:
-    """Whether ``torch.func`` or forward-mode differentiation is at work, for which plain operations are composed."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-
-
 def _entmax(scores: Tensor, alpha: Parameter) -> Tensor:
     kernels = sparse_map_kernels(scores)
     if kernels is not None:
@@ -67,7 +63,7 @@ def _entmax(scores: Tensor, alpha: Parameter) -> Tensor:
 
 def _entmax_product(weights: Tensor, grad: Tensor, alpha: Parameter) -> Tensor:
     # A gradient that may be differentiated again must be made of differentiable operations.
-    kernels = None if torch.is_grad_enabled() or _transformed() else sparse_map_kernels(weights)
+    kernels = None if torch.is_grad_enabled() or traced() else sparse_map_kernels(weights)
     if kernels is None:
         return reference.entmax_vjp(weights, grad, alpha)
     return kernels.entmax_vjp(weights, grad, alpha)
@@ -235,7 +231,7 @@ def weights_of_rows(scores: Tensor, parameter: Parameter, rule: Rule) -> Tensor:
     tensor([[0.7500, 0.2500, 0.0000]])
     """
     _check_rows(scores)
-    if _transformed():
+    if traced():
         return _TransformedWeights.apply(scores, parameter, rule)  # pyright: ignore
     return _Weights.apply(scores, parameter, rule)  # pyright: ignore
 
@@ -247,7 +243,7 @@ def conjugate_of_rows(scores: Tensor, parameter: Parameter, rule: Rule) -> Tenso
     tensor([1.2500])
     """
     _check_rows(scores)
-    if _transformed():
+    if traced():
         # The same derivatives to every order: on the support s - grad Omega is constant, which the Jacobian takes to 0.
         p = weights_of_rows(scores, parameter, rule)
         value = torch.where(p > 0, p * torch.where(p > 0, scores, 0.0), p * 0).sum(-1) - rule.omega(p, parameter)
@@ -262,7 +258,7 @@ def loss_of_rows(scores: Tensor, gold: Tensor, parameter: Parameter, rule: Rule)
     tensor([0.])
     """
     _check_rows(scores)
-    if _transformed():
+    if traced():
         return conjugate_of_rows(scores, parameter, rule) - scores.gather(1, gold.unsqueeze(1)).squeeze(1)
     # A copy: the gradient must be that of the same gold.
     return _Conjugate.apply(scores, parameter, gold.clone(), rule)  # pyright: ignore

@@ -10,6 +10,7 @@ from torch.distributions import Categorical, Distribution
 
 from thalweg.energies.hmm.probabilities import floats, from_counts, row_logarithms
 from thalweg.errors import ConfigError, ShapeError
+from thalweg.limits import WIDTH
 
 __all__ = [
     "CategoricalEmission",
@@ -195,8 +196,10 @@ class CategoricalEmission(Emission):
 
     def __init__(self, table: Any = None, *, symbols: int | None = None, logarithms: bool = False) -> None:
         super().__init__()
-        if symbols is not None and (isinstance(symbols, bool) or not isinstance(symbols, int) or symbols < 1):
-            raise ConfigError(f"`symbols` must be an integer of at least 1 or None, got {symbols!r}")
+        if symbols is not None and (
+            isinstance(symbols, bool) or not isinstance(symbols, int) or not 1 <= symbols <= WIDTH
+        ):
+            raise ConfigError(f"`symbols` must be an integer from 1 to {WIDTH:,} or None, got {symbols!r}")
         self.register_parameter("logits", None)
         self.symbols = symbols
         if table is not None:
@@ -223,10 +226,10 @@ class CategoricalEmission(Emission):
     def prepare(self, values: Tensor, present: Tensor | None = None) -> tuple[Tensor, ...]:
         """The symbols."""
         V = self.symbols
-        named = "symbols 0, 1, 2 ..." if V is None else f"symbols 0 ... {V - 1}"
+        named = f"symbols 0, 1, 2 ... below {WIDTH:,}" if V is None else f"symbols 0 ... {V - 1}"
         if values.is_floating_point() or values.dtype == torch.bool:
             raise ShapeError(f"`observations` must be integers, {named}, got {values.dtype}")
-        wrong = values < 0 if V is None else (values < 0) | (values >= V)
+        wrong = (values < 0) | (values >= (WIDTH if V is None else V))
         if bool(wrong.any()):
             which = int(wrong.nonzero()[0])
             raise SymbolError(which, f"`observations` must be {named}, got {int(values[which])}")
@@ -272,7 +275,7 @@ class CategoricalEmission(Emission):
 
     def distribution(self) -> Distribution:
         """A ``Categorical`` for each kind."""
-        return Categorical(probs=self.log_table.exp())
+        return Categorical(probs=self.log_table.exp(), validate_args=False)  # NaN shows, in whatever is asked
 
     def draw(self, kinds: Tensor, generator: torch.Generator | None) -> Tensor:
         """Symbols."""

@@ -275,7 +275,9 @@ class GaussianEmission(Emission):
         """``Independent`` normals, or a ``MultivariateNormal``."""
         means, factors = cast(Tensor, self.means), self.factors
         return (
-            Independent(Normal(means, factors), 1) if self.diagonal else MultivariateNormal(means, scale_tril=factors)
+            Independent(Normal(means, factors, validate_args=False), 1)
+            if self.diagonal
+            else MultivariateNormal(means, scale_tril=factors, validate_args=False)
         )
 
     def draw(self, kinds: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -16,6 +16,7 @@ from thalweg.energies.hmm.sequences import Known, known_of
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.structures.chain import LinearChain
 from thalweg.kernels.potentials import SparseTransitions
+from thalweg.kernels.room import enough_memory
 
 __all__ = ["Inference", "Prediction", "prepared_of"]
 
@@ -238,9 +239,13 @@ class Inference(nn.Module):
             if kinds is not None:
                 weights = states.new_zeros(len(states), int(kinds.max()) + 1).index_add(1, kinds, states)
             if isinstance(emission, CategoricalEmission):
-                return Prediction(states, Categorical(probs=weights @ emission.log_table.exp().to(weights)))
+                return Prediction(
+                    states, Categorical(probs=weights @ emission.log_table.exp().to(weights), validate_args=False)
+                )
             every = emission.distribution().expand(weights.shape)
-            return Prediction(states, MixtureSameFamily(Categorical(probs=weights), every))
+            return Prediction(
+                states, MixtureSameFamily(Categorical(probs=weights, validate_args=False), every, validate_args=False)
+            )
 
     def sample(self, length: int, n: int = 1, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """n independent sequences: states ``(n, length)`` and observations ``(n, length, ...)``.
@@ -254,9 +259,11 @@ class Inference(nn.Module):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"`{name}` must be an integer of at least 1, got {value!r}")
         _, emission, kinds, _ = self.parts
-        with torch.no_grad():
+        with torch.no_grad(), enough_memory(n * length * self.num_states, length=length, n=n):
             nothing = self.log_initial.new_zeros(()).expand(1, length, self.num_states)
             prior = LinearChain(nothing, self.log_transition, start=self.log_initial, backend=self.backend)
             states = prior.sample((n,), generator=generator).squeeze(1)
+            if bool((states < 0).any()):
+                raise ShapeError("probabilities of states must be finite, got NaN; fit the model again")
             flat = states.flatten() if kinds is None else kinds[states.flatten()]
             return states, emission.draw(flat, generator).unflatten(0, (n, length))

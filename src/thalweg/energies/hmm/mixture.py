@@ -142,9 +142,11 @@ class MixtureEmission(GaussianEmission):
         """A mixture for each kind."""
         means, factors = (x.unflatten(0, (-1, self.n_mix)) for x in (cast(Tensor, self.means), self.factors))
         inner = (
-            Independent(Normal(means, factors), 1) if self.diagonal else MultivariateNormal(means, scale_tril=factors)
+            Independent(Normal(means, factors, validate_args=False), 1)
+            if self.diagonal
+            else MultivariateNormal(means, scale_tril=factors, validate_args=False)
         )
-        return MixtureSameFamily(Categorical(logits=self.log_weights), inner)
+        return MixtureSameFamily(Categorical(logits=self.log_weights, validate_args=False), inner, validate_args=False)
 
     def draw(self, kinds: Tensor, generator: torch.Generator | None) -> Tensor:
         """Vectors, (N, D)."""

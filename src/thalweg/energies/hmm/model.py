@@ -250,7 +250,7 @@ class HMM(Inference, Estimator):
         given = moved(log_initial, values.device), moved(moves, values.device), emission
         kinds = None if self.kinds is None else self.kinds.to(values.device)
         known = known_of(values, batch.lengths, batch.observed)
-        size = self._states_for(known)
+        size = self._states_for(known, emission)
         schedule = Schedule(self.max_iter, self.tol, Limits(float(self.pseudo_count), float(self.floor)))
         learn = expectation_maximisation if self.method == "em" else climb
         complete = log_initial is not None and moves is not None and emission.size is not None
@@ -296,13 +296,19 @@ class HMM(Inference, Estimator):
         if self.method not in ("em", "gradient"):
             raise ConfigError(f"`method` is unknown: {self.method!r}; {nearest(str(self.method), ('em', 'gradient'))}")
 
-    def _states_for(self, known: Known) -> int:
+    def _states_for(self, known: Known, emission: Emission) -> int:
         if self._size is None:
             raise ConfigError("`n_states` must be given where nothing else says how many states there are")
         if len(known.values) < self._size:
             raise ShapeError(
                 f"`n_states` must be at most the number of observations, got {self._size} states for "
                 f"n_samples = {len(known.values)}; ask for fewer, or bring more data"
+            )
+        parts = getattr(emission, "n_mix", 1)
+        if len(known.values) < parts:
+            raise ShapeError(
+                f"`n_mix` must be at most the number of observations, got {parts} for n_samples = {len(known.values)}; "
+                "lower it, or bring more data"
             )
         return self._size
 

@@ -228,7 +228,10 @@ def _tensor(values: Any, name: str) -> Tensor:
 
 
 def _mask(values: Any) -> Tensor:
-    mask = torch.as_tensor(values)
+    try:
+        mask = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(f"`observed` must be bool, got {type(values).__name__}") from error
     if mask.dtype != torch.bool:
         raise ShapeError(f"`observed` must be bool, got {mask.dtype}")
     return mask

@@ -20,6 +20,7 @@ from thalweg.errors import CheckpointError, ConfigError, ShapeError
 from thalweg.inference.cccp import Descent
 from thalweg.inference.search.protocol import real
 from thalweg.kernels import memory as kernels
+from thalweg.kernels.tracing import traced
 from thalweg.layers.hopfield.separation_maps import Separation, Softmax
 from thalweg.layers.hopfield.separation_maps import separation as named_separation
 
@@ -323,6 +324,7 @@ class HopfieldMemory(PatternStore):
             and buffers.get("mask") is None
             and own["_parameters"].get("log_beta") is None
             and not ((q.requires_grad or patterns.requires_grad) and torch.is_grad_enabled())
+            and not traced()
         )
 
     def _seen(self, q: Tensor, values: Tensor | None = None) -> tuple[Landscape, Tensor]:
@@ -334,7 +336,8 @@ class HopfieldMemory(PatternStore):
         beta = beta.to(device=q.device, dtype=dtype) if isinstance(beta, Tensor) else beta
         patterns = _without(self.patterns, self.mask).to(dtype)
         learned = [q, patterns, beta, values, *_tensors(self.separation), *_tensors(self.post)]
-        has_gradient = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in learned)
+        wanted = any(isinstance(t, Tensor) and t.requires_grad for t in learned)
+        has_gradient = traced() or (torch.is_grad_enabled() and wanted)
         return Landscape(patterns, self.mask, beta, self.separation, self.post, has_gradient), rows
 
     def _settle(self, q: Tensor, max_steps: int, tol: float) -> Descent:

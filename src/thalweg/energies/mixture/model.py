@@ -18,6 +18,9 @@ from thalweg.energies.mixture.missing import observed_log_density
 from thalweg.energies.mixture.start import begin, distinct
 from thalweg.energies.rows import Rows, read_weights
 from thalweg.errors import ConfigError, ShapeError
+from thalweg.inference.search.protocol import real
+from thalweg.kernels.room import enough_memory
+from thalweg.kernels.tracing import traced
 from thalweg.limits import COUNT, SEED, WIDTH, check_numbers
 
 __all__ = ["DegenerateComponentWarning", "GaussianMixture"]
@@ -163,6 +166,8 @@ class GaussianMixture(Estimator):
     def joint(self, points: Tensor) -> Tensor:
         """E(x, z) of points ``(..., D)`` for every z, ``(..., N)``."""
         self._check_fitted()
+        if not isinstance(points, Tensor):
+            raise ShapeError(f"points must be a tensor (..., D), got {type(points).__name__}")
         if points.dim() < 1 or points.size(-1) != self.means_.size(1) or not points.is_floating_point():
             raise ShapeError(
                 f"points must be floating point (..., D) with D = {self.means_.size(1)}, "
@@ -182,6 +187,9 @@ class GaussianMixture(Estimator):
 
     def energy(self, points: Tensor, components: Tensor) -> Tensor:
         """E(x, z) = -log p(x, z) of points ``(..., D)`` with components z ``(...)``, ``(...)``."""
+        N = len(self.means_)
+        if components.is_floating_point() or (not traced() and bool(((components < 0) | (components >= N)).any())):
+            raise ShapeError(f"`components` must be integers 0 ... {N - 1}, got others")
         return self.joint(points).gather(-1, components.unsqueeze(-1)).squeeze(-1)
 
     def free_energy(self, points: Tensor) -> Tensor:
@@ -211,6 +219,8 @@ class GaussianMixture(Estimator):
     def smoothed(self, noise: float) -> GaussianMixture:
         """The mixture of these points after Gaussian noise of that deviation: variances grow by its square."""
         self._check_fitted()
+        if not 0 <= real(noise) < math.inf:
+            raise ConfigError(f"`noise` must be a number, 0 or more, got {noise!r}")
         covariances = self._covariances.widened(self.covariances_.detach(), noise**2)
         weights, means = self.weights_.detach(), self.means_.detach()
         return GaussianMixture(covariance_type=self._shape, weights=weights, means=means, covariances=covariances)
@@ -220,10 +230,13 @@ class GaussianMixture(Estimator):
         """So many independent points, ``(count, D)``."""
         self._check_fitted()
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise ConfigError(f"`count` must be an integer of at least 0, got {count!r}")
-        chosen = torch.multinomial(self.weights_, max(count, 1), replacement=True, generator=generator)[:count]
-        means = self.means_.detach()
-        points = torch.randn(count, means.size(1), dtype=means.dtype, device=means.device, generator=generator)
+            raise ConfigError(f"`count` must be an integer, 0 or more, got {count!r}")
+        means, weights = self.means_.detach(), self.weights_
+        if not bool(weights.isfinite().all()):
+            raise ShapeError("the weights of components must be finite, got NaN; fit the model again")
+        with enough_memory(count * (means.size(1) + 1), count=count):
+            chosen = torch.multinomial(weights, max(count, 1), replacement=True, generator=generator)[:count]
+            points = torch.randn(count, means.size(1), dtype=means.dtype, device=means.device, generator=generator)
         for component in range(len(means)):
             rows = (chosen == component).nonzero()[:, 0]
             points[rows] = means[component] + self._covariances.coloured(points[rows], self.factors_, component)
@@ -247,11 +260,16 @@ class GaussianMixture(Estimator):
         warm = self.warm_start and self.__sklearn_is_fitted__()
         random = "means" not in given and not warm
         for _ in range(self.n_restarts if random else 1):
-            how = {"floor": self.floor, "device": device, "generator": generator}
+            how = {"floor": float(self.floor), "device": device, "generator": generator}
             state = self._state(device) if warm else begin(rows, weight, given, N, self.covariance_type, **how)
             found = climb(
-                rows, weight, state, floor=self.floor, max_iter=self.max_iter, tol=self.tol, missing=self.missing
+                rows, weight, state, floor=float(self.floor), max_iter=self.max_iter, tol=self.tol, missing=self.missing
             )
+            if not math.isfinite(found.history[-1]):
+                raise ShapeError(
+                    f"the likelihood became {found.history[-1]} after {len(found.history)} steps; expected a finite "
+                    "number: standardise X, raise `floor`, or ask for fewer components"
+                )
             if best is None or found.history[-1] > best.history[-1]:
                 best = found
         assert best is not None
@@ -279,14 +297,14 @@ class GaussianMixture(Estimator):
         rows, weight, N, device = self._prepare(X, sample_weight, fitting=first)
         if first:
             given = self._given(rows.width)
-            how = {"floor": self.floor, "device": device, "generator": self._generator()}
+            how = {"floor": float(self.floor), "device": device, "generator": self._generator()}
             state = begin(rows, weight, given, N, self.covariance_type, **how)
         else:
             state = self._state(device)
         step = (getattr(self, "n_batches_seen_", 0) + 2) ** -0.7
         moments = expect(rows, weight, state, missing=self.missing).moments
         mixed = mix(state, moments, step)
-        self._finish(maximise(state, mixed, floor=self.floor, count=len(rows)), rows)
+        self._finish(maximise(state, mixed, floor=float(self.floor), count=len(rows)), rows)
         self.n_batches_seen_ = getattr(self, "n_batches_seen_", 0) + 1
         return self
 

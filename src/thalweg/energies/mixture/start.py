@@ -57,7 +57,7 @@ def begin(
     """
     given = {name: value.to(device=device, dtype=torch.float64) for name, value in given.items()}
     points, weight = _some(rows, sample_weight, device, generator)
-    if not bool(points.square().sum().isfinite()):
+    if not bool((points.square() * weight.unsqueeze(1)).sum().isfinite()):
         raise ShapeError(
             f"X must have squares that float64 holds, got numbers up to {points.abs().amax():.3g}; scale X"
         )

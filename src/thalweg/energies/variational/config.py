@@ -23,6 +23,8 @@ Annealing = Literal["none", "linear", "cyclic"]
 
 # Samples of z for one x.
 _SAMPLES = 10_000
+# Rates and nats: what a float32 holds with room to spare.
+_LARGEST = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ class VAEConfig:
                 raise ConfigError(f"model.{name} `{value}` is not known; {nearest(str(value), choices)}")
         for name, most in (("shape", 3), ("hidden", DEPTH)):
             numbers = getattr(self, name)
-            whole = isinstance(numbers, tuple) and all(isinstance(one, int) and 1 <= one <= WIDTH for one in numbers)
+            whole = isinstance(numbers, tuple) and all(type(one) is int and 1 <= one <= WIDTH for one in numbers)
             if not whole or not len(numbers) <= most or (name == "shape" and not numbers):
                 raise ConfigError(
                     f"model.{name} must be at most {most:,} whole numbers from 1 to {WIDTH:,}, got {numbers!r}"
@@ -118,5 +120,5 @@ class VAETraining:
             )
         check_numbers(self, "training", 1, COUNT, "epochs", "batch_size", "annealing_epochs")
         check_numbers(self, "training", 1, _SAMPLES, "samples")
-        check_numbers(self, "training", 0, math.inf, "learning_rate", whole=False, strict=True)
-        check_numbers(self, "training", 0, math.inf, "free_bits", whole=False)
+        check_numbers(self, "training", 0, _LARGEST, "learning_rate", whole=False, strict=True)
+        check_numbers(self, "training", 0, _LARGEST, "free_bits", whole=False)

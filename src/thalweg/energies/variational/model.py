@@ -18,6 +18,7 @@ from thalweg.energies.variational.networks import build_decoder, build_encoder
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.variational.bounds import cyclic_anneal, free_bits, importance_bound, linear_anneal
 from thalweg.inference.variational.expectations import expectation
+from thalweg.kernels.room import enough_memory
 from thalweg.limits import SEED, check_fits, check_numbers
 
 __all__ = ["VAE"]
@@ -167,6 +168,8 @@ class VAE(Estimator):
     def _points(self, x: Tensor) -> Tensor:
         """x as (B, *shape), if it is that or flat, with values that the likelihood has."""
         config = self._own()
+        if not isinstance(x, Tensor):
+            raise ShapeError(f"`x` must be a tensor, got {type(x).__name__}")
         if tuple(x.shape[1:]) not in (config.shape, (config.size,)) or not x.is_floating_point():
             expected = ", ".join(map(str, ("B", *config.shape)))
             raise ShapeError(f"`x` must be floating point ({expected}), got {tuple(x.shape)} {x.dtype}")
@@ -203,6 +206,8 @@ class VAE(Estimator):
                 trained: weight and free bits included. These are also in ``history_``.
         """
         how = self.fitting or VAETraining()
+        if not isinstance(how, VAETraining):
+            raise ConfigError(f"`fitting` must be a VAETraining, got {type(how).__name__}")
         data = self._begin(X)
         device = data.device
         with _seeded(self.random_state, device):
@@ -290,7 +295,7 @@ class VAE(Estimator):
             raise ConfigError(f"`n` must be an integer of at least 1, got {n!r}")
         config = self._own()
         device, dtype = self._place()
-        with torch.no_grad():
+        with torch.no_grad(), enough_memory(n * (config.latent + 2 * config.size), n=n):
             z = torch.randn(n, config.latent, generator=generator, dtype=dtype, device=device)
             found = self.decode(z)
             if means:

@@ -226,7 +226,12 @@ class LinearChain(Structure):
     def max_score(self) -> Tensor:
         """The score of the mode, (B,); differentiable, with the mode's own parts as gradient."""
         scores, labels = self._viterbi()
-        return ops.score(self.potentials, labels) if ops.carries_graph(self.potentials) else scores
+        return self._scored_again(scores, labels) if ops.carries_graph(self.potentials) else scores
+
+    def _scored_again(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """The scores (.., B) of labellings (.., B, T), differentiable; NaN, as its gradient, where they were NaN."""
+        again = ops.score(self.potentials, labels.clamp(min=0))
+        return again * torch.where(scores.isnan(), math.nan, 1.0).to(again.dtype)
 
     def top_k(self, k: int) -> tuple[Tensor, Tensor]:
         """The k highest scores (B, k), falling and differentiable, and their labellings (B, k, T).
@@ -245,7 +250,7 @@ class LinearChain(Structure):
             scores, labels = ops.top_k(self.potentials, k, backend="reference")
         self._feasible(scores[:, 0])
         if ops.carries_graph(self.potentials):
-            again = ops.score(self.potentials, labels.clamp(min=0).transpose(0, 1)).transpose(0, 1)
+            again = self._scored_again(scores.t(), labels.transpose(0, 1)).t()
             scores = torch.where(torch.isneginf(scores), scores, again)
         return scores, labels
 
@@ -399,13 +404,13 @@ class LinearChain(Structure):
         return self.posterior_threshold(0.0)
 
     def posterior_threshold(self, threshold: float, otherwise: int = -1) -> Tensor:
-        """The most probable label where its posterior reaches the threshold, elsewhere ``otherwise``; (B, T).
+        """The most probable label where its posterior reaches the threshold, elsewhere (or NaN) ``otherwise``; (B, T).
 
         >>> LinearChain(torch.tensor([[[0.0, 1.0], [0.0, 9.0]]]), torch.zeros(2, 2)).posterior_threshold(0.9, 0)
         tensor([[0, 1]])
         """
         best, labels = self.marginals.detach().max(-1)
-        return labels.masked_fill(best < threshold, otherwise).masked_fill(~self.inside.squeeze(-1), -1)
+        return labels.masked_fill(~(best >= threshold), otherwise).masked_fill(~self.inside.squeeze(-1), -1)
 
     def _noisy(self, noise: Tensor) -> LinearChain:
         """The chain n times over in one batch, which kernels take, with noise (n, B, T, C) on its emissions."""

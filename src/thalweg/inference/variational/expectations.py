@@ -39,6 +39,8 @@ from thalweg.inference.structures.base import Structure
 
 __all__ = ["GradientEstimator", "MovingAverage", "expectation", "leave_one_out", "support"]
 
+_MOST = 10**6  # samples of one latent
+
 # How an expectation is taken, and what its gradient is.
 GradientEstimator: TypeAlias = Literal[
     "auto", "exact", "quadrature", "pathwise", "reinforce", "gumbel", "straight_through"
@@ -262,6 +264,8 @@ def check_request(q: Distribution, estimator: str = "auto", samples: int = 1, te
         raise ConfigError(f"estimator `{estimator}` is not known; {nearest(estimator, get_args(GradientEstimator))}")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ConfigError(f"`samples` must be an integer of at least 1, got {samples!r}")
+    if samples > _MOST:
+        raise ConfigError(f"`samples` must be at most {_MOST:,}, got {samples}; lower it")
     if not 0 < temperature < float("inf"):
         raise ConfigError(f"`temperature` must be above 0 and finite, got {temperature}")
     if len(q.batch_shape) != 1:

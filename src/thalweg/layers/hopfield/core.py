@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.errors import ShapeError
+from thalweg.kernels.tracing import traced
 from thalweg.layers.hopfield.separation_maps import Separation, Softmax
 
 __all__ = ["Association", "merge_masks"]
@@ -56,7 +57,7 @@ class Association(NamedTuple):
 
     def read(self, values: Tensor, dropout: float = 0.0) -> Tensor:
         """Values ``(B, H, N, E)`` weighted by the associations, ``(B, H, T, E)``; dropout falls on the weights."""
-        if not isinstance(self.separation, Softmax):
+        if not isinstance(self.separation, Softmax) or traced():  # that attention has no forward derivative
             weights = self.weights()
             return (nn.functional.dropout(weights, dropout) if dropout else weights) @ values
         queries, scale = (self.queries * self.beta, 1.0) if isinstance(self.beta, Tensor) else (self.queries, self.beta)

@@ -137,6 +137,12 @@ def _units(training: Table, standardise: bool) -> tuple[Tensor, Tensor]:
     if len(absent):
         name = training.names[int(absent[0])]
         raise DataError(f"{training.path}: expected numbers in column `{name}`, got none; leave the column out")
+    beyond = (~scale.isfinite()).nonzero()
+    if len(beyond):
+        name = training.names[int(beyond[0])]
+        raise DataError(
+            f"{training.path}: expected numbers whose squares are finite in column `{name}`, got larger ones; divide it"
+        )
     return centre, torch.where(scale > 0, scale, 1.0)
 
 
