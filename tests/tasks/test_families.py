@@ -7,21 +7,22 @@ from typing import get_type_hints
 
 import pytest
 
-from thalweg.cli.train import IMAGE_MODELS, MODELS
+from thalweg.cli.train import TASKS
 from thalweg.energies import Seq2Seq, Seq2SeqConfig
 from thalweg.energies.transformer.model import Transformer, TransformerConfig
 from thalweg.errors import ConfigError
 from thalweg.tasks.config import as_settings, family_of, to_yaml
-from thalweg.tasks.registry import apply_overrides, build_config, task_named
+from thalweg.tasks.registry import apply_overrides, build_config, list_tasks, task_named
 from thalweg.tasks.transduce.codec import Codec
 from thalweg.tasks.transduce.models import build_model
 from thalweg.tasks.transduce.presets import FAMILIES, PRESETS
 
 
-def test_every_preset_is_offered_by_the_command():
-    for task, offered in (("transduce", MODELS), ("classify", IMAGE_MODELS)):
-        assert set(task_named(task).presets) == set(offered)
-        assert task_named(task).default_model == offered[0]
+def test_the_registry_lists_what_every_task_offers():
+    assert tuple(TASKS) == list_tasks()
+    for name, entry in TASKS.items():
+        assert set(task_named(name).presets) == set(entry["models"])
+        assert task_named(name).default_model == entry["models"][0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
