@@ -21,7 +21,7 @@ from torch import Tensor
 
 from thalweg.data import Batch
 from thalweg.errors import ConfigError, ShapeError, nearest
-from thalweg.inference.search.beam import beam_search
+from thalweg.inference.search.beam.search import beam_search
 from thalweg.inference.search.protocol import Autoregressive, Hypotheses
 from thalweg.layers.padded import Padded
 from thalweg.learning import losses
