@@ -27,8 +27,8 @@ PACKAGE = "thalweg"
 
 # A room may import itself and the rooms before it. The last two share a place: neither imports the other.
 ROOMS = (
-    *("errors", "limits", "files", "kernels", "inference", "layers", "energies", "data", "metrics", "learning"),
-    *("diagnostics", "sweeps", "tasks", "recipes", "cli", "serve"),
+    *("errors", "limits", "files", "processes", "kernels", "inference", "layers", "energies", "data", "metrics"),
+    *("learning", "diagnostics", "sweeps", "tasks", "recipes", "cli", "serve"),
 )
 RANK = {room: min(place, ROOMS.index("cli")) for place, room in enumerate(ROOMS)}
 
