@@ -23,13 +23,13 @@ from thalweg.inference import (
 from thalweg.tasks.transduce.codec import Codec
 from thalweg.tasks.transduce.search_settings import SearchConfig
 
-__all__ = ["PlannedSearch", "forced_prefix", "lexicon_trie", "search_of"]
+__all__ = ["PlannedSearch", "forced_prefix", "lexicon_trie", "planned_search"]
 
 
 class PlannedSearch(NamedTuple):
     """A search and what it is called with beside model and inputs.
 
-    >>> found = search_of(SearchConfig(search="beam"), k=3, max_length=20)
+    >>> found = planned_search(SearchConfig(search="beam"), k=3, max_length=20)
     >>> found.options["width"], found.options["k"]
     (5, 3)
     """
@@ -42,7 +42,7 @@ class PlannedSearch(NamedTuple):
         return self.search(model, inputs, **self.options, **more)
 
 
-def search_of(
+def planned_search(
     how: SearchConfig,
     *,
     k: int,
@@ -60,7 +60,7 @@ def search_of(
         prefix: ``(B, P)`` that the answers begin with; allowed: a lexicon of answers.
         generator: of sampling.
 
-    >>> search_of(SearchConfig(search="typical"), k=2, max_length=9).options["typical"]
+    >>> planned_search(SearchConfig(search="typical"), k=2, max_length=9).options["typical"]
     0.95
     """
     limit = how.max_length or max(max_length, how.min_length)
