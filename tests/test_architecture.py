@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -26,8 +27,8 @@ PACKAGE = "thalweg"
 
 # A room may import itself and the rooms before it. The last two share a place: neither imports the other.
 ROOMS = (
-    *("errors", "limits", "files", "kernels", "inference", "layers", "energies", "data", "metrics", "learning"),
-    *("diagnostics", "sweeps", "tasks", "recipes", "cli", "serve"),
+    *("errors", "limits", "files", "processes", "kernels", "inference", "layers", "energies", "data", "metrics"),
+    *("learning", "diagnostics", "sweeps", "tasks", "recipes", "cli", "serve"),
 )
 RANK = {room: min(place, ROOMS.index("cli")) for place, room in enumerate(ROOMS)}
 
@@ -42,6 +43,7 @@ WITHOUT_EXAMPLE: dict[str, str] = {}
 
 LONGEST_MODULE = 500
 LONGEST_IMPORT = 0.15  # seconds that `import thalweg` may add to torch's own import
+SAYS_NAME = re.compile(r"\s*>>> .*\.__name__").match
 PICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal"}
 
 
@@ -462,6 +464,25 @@ def test_example_runner_can_fail() -> None:
 def test_modules_are_short() -> None:
     long = {module.name: count for module in modules() if (count := module.text.count("\n")) > LONGEST_MODULE}
     assert not long, f"more than {LONGEST_MODULE} lines: {long}"
+
+
+def prefix_families(names: list[str]) -> set[str]:
+    """Folders with three modules or more that share the word before the first ``_``, as ``folder.word``."""
+    shared = Counter(f"{folder}.{name.partition('_')[0]}" for folder, _, name in (n.rpartition(".") for n in names))
+    return {prefix for prefix, count in shared.items() if count > 2}
+
+
+def test_folders_stand_where_prefixes_did() -> None:
+    assert prefix_families(["a.beam", "a.beam_tree", "a.beam_steps", "b.x", "b.x_y"]) == {"a.beam"}
+    # Kernels are named by what they compute and how.
+    found = {prefix for prefix in prefix_families(NAMES) if not prefix.startswith(f"{PACKAGE}.kernels")}
+    assert not found, f"make a folder of each: {', '.join(sorted(found))}"
+
+
+def test_examples_show_use() -> None:
+    named = [f"{m.name}:{n}" for m in modules() for n, line in enumerate(m.text.splitlines(), 1) if SAYS_NAME(line)]
+    assert not named, f"an example that only shows a name: {', '.join(named)}"
+    assert SAYS_NAME("    >>> Chain.__name__")
 
 
 def test_nothing_is_pickled() -> None:

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from oracles import images as oracle
+from thalweg import processes
 from thalweg.data.images import decoding as image_decoding
 from thalweg.data.images.decoding import FileSource, Form, decode, decode_files, look
 
@@ -231,13 +232,13 @@ def test_processes_do_what_one_does(mixed, tmp_path):
 def test_a_file_that_crashes_the_decoder_is_found(mixed, tmp_path, monkeypatch):
     folder, _, names = mixed
 
-    class Fragile(image_decoding._Worker):
-        def ask(self, what):
-            if "040.png" in what.get("names", ()):
+    class Fragile(processes.Worker):
+        def tell(self, message):
+            if "040.png" in message.get("names", ()):
                 self.process.kill()
-            return super().ask(what)
+            super().tell(message)
 
-    monkeypatch.setattr(image_decoding, "_Worker", Fragile)
+    monkeypatch.setattr(processes, "Worker", Fragile)
     target = tmp_path / "out"
     target.write_bytes(bytes(len(names) * 108))
     with FileSource(str(folder), archive=False) as source:

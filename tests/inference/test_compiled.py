@@ -134,8 +134,8 @@ def test_features_and_other_sizes() -> None:
 
 
 def test_the_public_searches_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from thalweg.inference.search import beam
     from thalweg.inference.search import greedy as search
+    from thalweg.inference.search.beam import search as beam
 
     asked: list[bool] = []
 

@@ -19,8 +19,8 @@ from thalweg.recipes.experiments.branches import BRANCHES, fork_pairs, measure_b
 from thalweg.recipes.experiments.densities import DensitiesSettings, learn_density, sample_energy
 from thalweg.recipes.experiments.losses import (
     LOSSES,
-    Committee,
     LossesSettings,
+    SideBySide,
     TwoTowers,
     answer_grid,
     curve_pairs,
@@ -48,11 +48,11 @@ def test_a_committee_trains_each_as_if_alone():
     make = lambda: TwoTowers(2, 3, hidden=(4, 0), code=3)  # noqa: E731
     x = torch.randn(2, 6, 2, generator=torch.Generator().manual_seed(0))
     gold = torch.randint(0, 3, (2, 6), generator=torch.Generator().manual_seed(1))
-    together = Committee(make, (3, 7), 0.05)
+    together = SideBySide(make, (3, 7), 0.05)
     for _ in range(5):
         together.step(loss_of("nll", together.energies(x, torch.eye(3)).flatten(0, 1), gold.flatten()))
     for place, seed in enumerate((3, 7)):
-        alone = Committee(make, (seed,), 0.05)
+        alone = SideBySide(make, (seed,), 0.05)
         for _ in range(5):
             energies = alone.energies(x[place : place + 1], torch.eye(3)).flatten(0, 1)
             alone.step(loss_of("nll", energies, gold[place]))

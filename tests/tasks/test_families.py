@@ -7,30 +7,41 @@ from typing import get_type_hints
 
 import pytest
 
-from thalweg.cli.train import IMAGE_MODELS, MODELS
+from thalweg.cli.train import TASKS
 from thalweg.energies import Seq2Seq, Seq2SeqConfig
 from thalweg.energies.transformer.model import Transformer, TransformerConfig
 from thalweg.errors import ConfigError
 from thalweg.tasks.config import as_settings, family_of, to_yaml
-from thalweg.tasks.registry import apply_overrides, build_config, task_named
+from thalweg.tasks.registry import apply_overrides, build_config, list_tasks, task_named
 from thalweg.tasks.transduce.codec import Codec
 from thalweg.tasks.transduce.models import build_model
 from thalweg.tasks.transduce.presets import FAMILIES, PRESETS
 
 
-def test_every_preset_is_offered_by_the_command():
-    for task, offered in (("transduce", MODELS), ("classify", IMAGE_MODELS)):
-        assert set(task_named(task).presets) == set(offered)
-        assert task_named(task).default_model == offered[0]
+def test_the_registry_lists_what_every_task_offers():
+    assert tuple(TASKS) == list_tasks()
+    for name, entry in TASKS.items():
+        assert set(task_named(name).presets) == set(entry["models"])
+        assert task_named(name).default_model == entry["models"][0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_any_setting_of_its_own_tells_the_family(family):
-    others = set().union(*(get_type_hints(FAMILIES[name]) for name in FAMILIES if name != family))
-    own = set(get_type_hints(FAMILIES[family])) - others
-    assert own
-    assert {family_of({key: None}, FAMILIES) for key in own} == {family}
-    assert family_of({"dropout": 0.1, "tied": True}, FAMILIES) == "recurrent", "shared settings leave the default"
+def test_the_key_family_alone_tells_the_family(family):
+    """Wherever it stands: no other setting is a hint, and one of another family is refused."""
+    own = FAMILIES[family]()
+    assert family_of({"family": family}, FAMILIES) == family
+    assert family_of({"dropout": 0.1, "heads": 2}, FAMILIES) == next(iter(FAMILIES))
+    assert build_config({"model": {"family": family}}).model == own
+    assert build_config(apply_overrides({}, [f"model.family={family}"])).model == own
+    others = {key: name for name in FAMILIES if name != family for key in get_type_hints(FAMILIES[name])}
+    for key in others.keys() - get_type_hints(FAMILIES[family]).keys():
+        for settings in (
+            {"model": {"family": family, key: 1}},
+            apply_overrides({}, [f"family={family}", f"model.{key}=1"]),
+        ):
+            said = f"`model.{key}` is not a setting of {family} models but of {others[key]} ones"
+            with pytest.raises(ConfigError, match=said):
+                build_config(settings)
 
 
 def test_configs_from_before_there_were_families():
@@ -46,7 +57,6 @@ def test_settings_name_the_family_and_come_back(model):
     settings = as_settings(config)
     assert next(iter(settings["model"])) == "family"
     assert build_config(settings) == config
-    assert build_config(dataclasses.asdict(config)) == config, "the settings tell it without a name"
     assert "family:" in to_yaml(config)
 
 
@@ -55,15 +65,18 @@ def test_settings_name_the_family_and_come_back(model):
     [
         ({"family": "transfomer"}, "model.family `transfomer` is not known; did you mean `transformer`?"),
         ({"family": "transformer", "hed": 2}, "`model.hed` is not a setting; did you mean `heads`?"),
-        ({"heads": 2, "feedfoward": 8}, "`model.feedfoward` is not a setting; did you mean `feedforward`?"),
+        (
+            {"family": "transformer", "heads": 2, "feedfoward": 8},
+            "`model.feedfoward` is not a setting; did you mean `feedforward`?",
+        ),
         (
             {"family": "transformer", "hidden": 2},
             "`model.hidden` is not a setting of transformer models but of recurrent",
         ),
         ({"family": "recurrent", "heads": 2}, "`model.heads` is not a setting of recurrent models but of transformer"),
-        ({"hidden": 2, "heads": 2}, "settings of two families: `hidden` (recurrent), `heads` (transformer)"),
-        ({"heads": 3}, "model.width must be a multiple of model.heads = 3, got 256"),
-        ({"heads": True}, "`model.heads`: expected a number, got true"),
+        ({"hidden": 2, "heads": 2}, "`model.heads` is not a setting of recurrent models but of transformer ones"),
+        ({"family": "transformer", "heads": 3}, "model.width must be a multiple of model.heads = 3, got 256"),
+        ({"family": "transformer", "heads": True}, "`model.heads`: expected a number, got true"),
         ({"family": "transformer", "norm": "mid"}, "`model.norm`: input should be 'pre', 'post', 'none', 'batch', "),
         ({"family": "transformer", "norm": "rms", "encoder_norm": "batch"}, "name two kinds of norm; keep one"),
     ],
@@ -77,7 +90,8 @@ def test_mistakes_are_answered_for_the_family(raw, said):
 
 
 def test_overrides_go_by_the_family():
-    assert apply_overrides({}, ["heads=2"]) == {"model": {"heads": 2}}
+    named = {"family": "transformer", "heads": 2}
+    assert apply_overrides({}, ["heads=2", "family=transformer"]) == {"model": named}
     assert apply_overrides({}, ["width=3"]) == {"search": {"width": 3}}
     assert apply_overrides(PRESETS["causal"], ["heads=2"])["model"]["heads"] == 2
     with pytest.raises(ConfigError, match=r"`width` is ambiguous; write one of `model.width`, `search.width`"):

@@ -18,7 +18,7 @@ from thalweg.data import pad
 from thalweg.errors import ConfigError, DataError
 from thalweg.tasks import Answer, Prediction, SearchConfig, build_config, evaluate, load, train
 from thalweg.tasks.transduce.answers import Source
-from thalweg.tasks.transduce.ensembles import Jury, _count, open_runs
+from thalweg.tasks.transduce.ensembles import VotingTransducer, _count, open_runs
 from thalweg.tasks.transduce.search_settings import SearchName
 
 WORDS = ["abc", "fed", "a", "cab"]
@@ -226,7 +226,7 @@ def test_runs_that_do_not_go_together(halfway, tmp_path):
         open_runs([halfway, tmp_path / "letters"], device="cpu")
     with pytest.raises(ConfigError, match=r"phones: expected targets cut as in .*characters, NFC.*got spaced"):
         open_runs([halfway, tmp_path / "phones"], vote=True, device="cpu")
-    assert isinstance(open_runs([halfway, tmp_path / "letters"], vote=True, device="cpu"), Jury)
+    assert isinstance(open_runs([halfway, tmp_path / "letters"], vote=True, device="cpu"), VotingTransducer)
 
 
 def test_votes_are_counted():

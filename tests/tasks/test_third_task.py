@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,14 +96,18 @@ def test_a_task_may_have_no_subject_and_no_example() -> None:
 # No room above the tasks, and nothing that tasks share, knows one of them by name.
 NAMELESS = ("cli", "recipes", "sweeps", "tasks/report", "tasks/diagnosis")
 SHARED = ("base", "config", "names", "runs", "sweeping", "yaml_text")
-KNOWN = ("transduce", "classify", "density")
+KNOWN = registry.list_tasks()
+MODELS = {name for task in KNOWN for name in registry.task_named(task).presets}
+TASK = re.compile(rf"\b(?:{'|'.join(KNOWN)})\b")
 
 
 def named_tasks(tree: ast.Module) -> Iterator[str]:
-    """Where code names a task: a string that is its name, or an import of its folder. Prose does not count."""
+    """Where code names a task or a model of one: in a string, or by an import of its folder. Prose does not count."""
+    prose = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and node.value in KNOWN:
-            yield f"{node.lineno}: {node.value!r}"
+        text = node.value if isinstance(node, ast.Constant) and node not in prose else None
+        if isinstance(text, str) and (TASK.search(text) or text in MODELS):
+            yield f"{node.lineno}: {text!r}"
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
             tuple(f"thalweg.tasks.{name}" for name in KNOWN)
         ):
@@ -121,6 +126,7 @@ def test_no_room_names_a_task() -> None:
 
 
 def test_the_checker_can_fail() -> None:
-    for code in ("x == 'classify'", "from thalweg.tasks.transduce.transducer import load", "{'transduce': 1}"):
+    imported = "from thalweg.tasks.transduce.transducer import load"
+    for code in ("x == 'classify'", imported, "{'transduce': 1}", "f(help='classify, or not')", "MODELS = ('lstm',)"):
         assert list(named_tasks(ast.parse(code)))
     assert not list(named_tasks(ast.parse("'''Images to classify.'''\nfrom thalweg.tasks import load")))

@@ -13,6 +13,7 @@ import yaml
 from toy_task import toy_config, write_pairs
 
 from thalweg.errors import CheckpointError, ConfigError, DataError
+from thalweg.learning import checkpoint
 from thalweg.learning.checkpoint import load_checkpoint
 from thalweg.tasks import SearchConfig, build_config, evaluate, load, train
 from thalweg.tasks.transduce.training import words_of
@@ -218,3 +219,19 @@ def test_words_of_sentences():
 def test_no_data():
     with pytest.raises(ConfigError, match="no training data"):
         train(build_config({}), "unused")
+
+
+def test_a_checkpoint_is_read_once(toy_files, tmp_path, monkeypatch):
+    train(toy_config(toy_files[0], dev=toy_files[1], epochs=1), tmp_path / "run")
+    read, plain = [], checkpoint.read_tensors
+
+    def spy(path, form, *, values=True):
+        read.extend([path.name] if values else [])
+        return plain(path, form, values=values)
+
+    monkeypatch.setattr(checkpoint, "read_tensors", spy)
+    train(toy_config(toy_files[0], dev=toy_files[1], epochs=2), tmp_path / "run", resume=True)
+    assert sorted(read) == ["last.safetensors", "model.safetensors"]
+    read.clear()
+    assert next(load(tmp_path / "run").predict(["abc"])).answers
+    assert read == ["model.safetensors"]

@@ -98,7 +98,10 @@ def test_what_a_run_said_nothing_about():
     old = copy.deepcopy(new)
     del old["config"]["model"]["family"], old["config"]["training"]["batch_tokens"], old["config"]["training"]["beta2"]
     check_continues(Path("last"), old, new)
-    for words, said in ((["batch_tokens=9"], "training.batch_tokens=0"), (["heads=2"], "model.family=recurrent")):
+    for words, said in (
+        (["batch_tokens=9"], "training.batch_tokens=0"),
+        (["family=transformer"], "model.family=recurrent"),
+    ):
         new["config"] = as_settings(build_config(apply_overrides({}, words)))
         with pytest.raises(CheckpointError, match=rf"expected {said} as before, got"):
             check_continues(Path("last"), old, new)

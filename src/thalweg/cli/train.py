@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -22,13 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["default_out", "split_words", "train"]
 
-# Presets, for the help page, which must not wait for the tasks that have them; the first is the default.
-MODELS = (
-    *("lstm-attention", "gru-attention", "lstm", "gru"),
-    *("transformer", "transformer-rotary", "transformer-pointer", "causal"),
-)
-DENSITIES = ("mixture", "hmm", "vae")
-IMAGE_MODELS = ("convnet-norm", "convnet", "convnet-residual")
+# Tasks with the models that each offers, the default first; read as data, so that a help page need not wait for them.
+TASKS = json.loads((resources.files("thalweg") / "tasks" / "registry.json").read_text(encoding="utf-8"))
 DATA_SUFFIXES = (".tsv", ".csv", ".txt", ".gz")
 
 
@@ -37,7 +34,7 @@ def train(
         list[str] | None,
         typer.Argument(
             metavar="CONFIG|DATA|KEY=VALUE",
-            help="A YAML config, images to classify, and settings laid over them such as hidden=256 epochs=30.",
+            help="A YAML config or data, and settings laid over them such as hidden=256 epochs=30.",
             show_default=False,
         ),
     ] = None,
@@ -45,7 +42,7 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="transduce (strings to strings; if not given), classify (images) or density (numbers).",
+            help=", ".join(f"{name} ({entry['about']})" for name, entry in TASKS.items()) + "; the first if not given.",
         ),
     ] = None,
     data: Annotated[
@@ -63,8 +60,8 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"{', '.join(MODELS)}; {MODELS[0]} if not given. Of images {', '.join(IMAGE_MODELS)}; "
-            f"{IMAGE_MODELS[0]} if not given. Of densities {', '.join(DENSITIES)}.",
+            help="; ".join(f"{name}: {', '.join(entry['models'])}" for name, entry in TASKS.items())
+            + "; the first of its task if not given.",
         ),
     ] = None,
     out: Annotated[

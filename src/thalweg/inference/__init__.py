@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from thalweg.inference.cccp import Descent, NotMonotoneError, cccp
 from thalweg.inference.langevin import DivergedError, Walk, langevin
-from thalweg.inference.search.beam import beam_search
-from thalweg.inference.search.beam_tree import BeamTree
+from thalweg.inference.search.beam.search import beam_search
+from thalweg.inference.search.beam.tree import BeamTree
 from thalweg.inference.search.constraints import Allowed, Trie
 from thalweg.inference.search.ensemble import Ensemble, Vote, majority_vote
 from thalweg.inference.search.exact import OptimalityReport, exact_search, optimality_report

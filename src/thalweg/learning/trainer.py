@@ -207,6 +207,7 @@ class Trainer:
         self.raw = model
         self.model, self.optimiser = self.fabric.setup(model, optimiser)
         self.progress = Progress()
+        self.last: Checkpoint | None = None
         self.average: dict[str, Tensor] = {}
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         if config.average:
@@ -229,7 +230,10 @@ class Trainer:
         return self.fabric.device
 
     def fit(self, batches: Batched[Any], *, resume: bool = False) -> Progress:
-        """Train to the end, to early stopping, or to Ctrl-C (``progress.finished`` is then empty)."""
+        """Train to the end, to early stopping, or to Ctrl-C (``progress.finished`` is then empty).
+
+        ``resume`` goes on from ``last.safetensors``, or from the :class:`Checkpoint` ``self.last`` where it was read.
+        """
         self.config = self.config.planned(len(batches))
         if resume:
             self._restore()
@@ -449,7 +453,7 @@ class Trainer:
 
     def _restore(self) -> None:
         path = self.directory / LAST
-        checkpoint = load_checkpoint(path)
+        checkpoint, self.last = self.last or load_checkpoint(path), None
         with making_sense(path, "does not fit this config", "resume with the config it was trained with"):
             self.progress = Progress.from_json(checkpoint.meta["progress"])
             # A finished run goes on when it is given more epochs or patience.

@@ -216,7 +216,7 @@ def _check_settings(directory: Path, task: Task, config: Any) -> None:
 
 def _complete(directory: Path) -> bool:
     last = directory / "last.safetensors"
-    return last.exists() and bool(load_checkpoint(last).meta["progress"]["finished"])
+    return last.exists() and bool(load_checkpoint(last, values=False).meta["progress"]["finished"])
 
 
 def _measure(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +15,7 @@ import torch
 
 from thalweg.errors import ConfigError
 from thalweg.files import writing
+from thalweg.processes import Worker
 from thalweg.sweeps.work import Handle
 
 __all__ = ["LocalEngine", "worker_places"]
@@ -61,7 +59,7 @@ def _visible() -> list[str]:
     return named.split(",")[:count] if named else [str(place) for place in range(count)]
 
 
-class _Worker:
+class _Runner(Worker):
     """One process, the job it does, and a thread that reads what it says."""
 
     def __init__(self, name: str, place: str, threads: int, log: Path, events: queue.SimpleQueue[Any]):
@@ -75,45 +73,23 @@ class _Worker:
             log.parent.mkdir(parents=True, exist_ok=True)
             errors = log.open("ab")
         with errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "thalweg.sweeps.worker", name],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment,
-                text=True,
-                encoding="utf-8",
-                # Ctrl-C on the terminal is for the sweep, which asks its runs to stop.
-                start_new_session=True,
-            )
+            # Ctrl-C on the terminal is for the sweep, which asks its runs to stop.
+            arguments = ["-m", "thalweg.sweeps.worker", name]
+            super().__init__(arguments, errors=errors, environment=environment, apart=True)
         self.key = ""
         self._reader = threading.Thread(target=self._read, args=(events,), daemon=True)
         self._reader.start()
 
     def _read(self, events: queue.SimpleQueue[Any]) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            events.put((self, json.loads(line)))
+        while (event := self.hear()) is not None:
+            events.put((self, event))
         events.put((self, None))
 
-    def send(self, message: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it is gone, which its reader will say
-            self.process.stdin.write(json.dumps(message) + "\n")
-            self.process.stdin.flush()
-
     def end(self) -> None:
-        """Kill it with all that it has begun, and close the pipes."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except (OSError, AttributeError):
-            self.process.kill()
-        self.process.wait()
+        """Kill it with all that it has begun."""
+        self.kill()
         self._reader.join()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        super().end()
 
 
 class LocalEngine:
@@ -136,8 +112,8 @@ class LocalEngine:
         self.places = worker_places(workers, share, _visible())
         self.workers = len(self.places)
         self.threads = max(1, (os.cpu_count() or 1) // self.workers)
-        self._events: queue.SimpleQueue[tuple[_Worker, dict[str, Any] | None]] = queue.SimpleQueue()
-        self._staff: list[_Worker | None] = [None] * self.workers
+        self._events: queue.SimpleQueue[tuple[_Runner, dict[str, Any] | None]] = queue.SimpleQueue()
+        self._staff: list[_Runner | None] = [None] * self.workers
 
     @property
     def free(self) -> int:
@@ -151,9 +127,9 @@ class LocalEngine:
         worker = self._staff[place]
         if worker is None:
             log = self.directory / f"worker-{place}.log"
-            worker = self._staff[place] = _Worker(self.name, self.places[place], self.threads, log, self._events)
+            worker = self._staff[place] = _Runner(self.name, self.places[place], self.threads, log, self._events)
         worker.key = key
-        worker.send({"job": job})
+        worker.tell({"job": job})
 
     def step(self, handle: Handle, timeout: float) -> None:
         """Pass on the events that have come."""
@@ -165,7 +141,7 @@ class LocalEngine:
         except queue.Empty:
             return
 
-    def _pass_on(self, worker: _Worker, event: dict[str, Any] | None, handle: Handle) -> None:
+    def _pass_on(self, worker: _Runner, event: dict[str, Any] | None, handle: Handle) -> None:
         if worker not in self._staff:
             return  # it was let go
         key = worker.key
@@ -179,9 +155,9 @@ class LocalEngine:
                 self._let_go(worker)  # a GPU that has failed once may fail all that comes after
             handle(key, event)
         else:
-            worker.send({"go": handle(key, event)})
+            worker.tell({"go": handle(key, event)})
 
-    def _let_go(self, worker: _Worker) -> None:
+    def _let_go(self, worker: _Runner) -> None:
         worker.end()
         self._staff[self._staff.index(worker)] = None
 

@@ -59,8 +59,8 @@ class Engine(Protocol):
 def find_work(name: str) -> Work:
     """The function that ``module:function`` names, so that a process can be told what to do in words.
 
-    >>> find_work("json:dumps").__name__
-    'dumps'
+    >>> find_work("json:dumps")([1])
+    '[1]'
     """
     module, _, function = name.partition(":")
     try:

@@ -1,6 +1,6 @@
 """What a task is: how its settings become a config, how it trains, loads, measures, answers, and is looked at.
 
-A task is a folder with one subclass of :class:`Task` and a line in :mod:`thalweg.tasks.registry`. The command line, the
+A task is a folder with one subclass of :class:`Task` and an entry in ``registry.json``. The command line, the
 recipes, the sweeps and the report ask a task for what they need and know none by name.
 """
 

@@ -14,9 +14,9 @@ Which task plain settings belong to is :mod:`thalweg.tasks.registry`'s question.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from thalweg.errors import ConfigError, nearest
 from thalweg.tasks.yaml_text import parse_word, parse_yaml
@@ -145,8 +145,8 @@ def _remedy(key: str, choices: Iterable[str], families: Kinds | None, family: st
 def lay_over(raw: Mapping[str, Any], words: Iterable[str], kind: type) -> dict[str, Any]:
     """Settings with ``key=value`` words laid over them; a key may leave out its section where that is unambiguous.
 
-    Which settings a model has depends on its family: that of ``raw``, or the one that the words tell. Where a setting
-    is a list, ``32,64`` and a single ``32`` are one too.
+    Which settings a model has depends on its family: that of ``raw``, or the one that a word names. Where a setting is
+    a list, ``32,64`` and a single ``32`` are one too.
 
     Args:
         raw: settings as a YAML file holds them; left as they are.
@@ -162,8 +162,11 @@ def lay_over(raw: Mapping[str, Any], words: Iterable[str], kind: type) -> dict[s
     result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
     hints = get_type_hints(kind)
     sections = {name: get_type_hints(hint) for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
-    family = _family_told(raw.get("model"), words, families, sections) if families else ""
-    if family:
+    family = ""
+    if families:
+        told = {key.strip(): value.strip() for key, _, value in (word.partition("=") for word in words)}
+        named = told.get("model.family", told.get("family"))
+        family = family_of({"family": named} if named else raw.get("model"), families)
         sections = {name: sections.get(name, {}) for name in hints if name in sections or name == "model"}
         sections["model"] = {**get_type_hints(families[family]), "family": str}
     for word in words:
@@ -203,72 +206,25 @@ def _value(text: str, hint: Any) -> Any:
     return "" if parsed is None else parsed
 
 
-def _family_told(model: object, words: Iterable[str], families: Kinds, sections: Mapping[str, Any]) -> str:
-    """The family that a model section and ``key=value`` words tell; words of other sections tell nothing."""
-    given = {key.strip(): value.strip() for key, _, value in (word.partition("=") for word in words)}
-    named = given.get("model.family", given.get("family"))
-    if named:
-        return family_of({"family": named}, families)
-    elsewhere = {key for name, keys in sections.items() if name != "model" for key in keys}
-    keys = [key.removeprefix("model.") for key in given if key.startswith("model.") or key not in elsewhere]
-    return family_of(model, families, keys)
-
-
-def family_of(model: Mapping[str, Any] | object, families: Kinds, words: Collection[str] = ()) -> str:
-    """The family of plain settings: what ``family`` says, else the one family whose own settings they name.
-
-    A setting that several families have tells one where only that one knows its value.
+def family_of(model: Mapping[str, Any] | object, families: Kinds) -> str:
+    """The family that the key ``family`` of plain settings names; the first where it names none.
 
     Args:
-        model: the ``model`` section; anything but a mapping says nothing.
-        families: the settings of each, by name; the first is the default.
-        words: further keys, looked at only where ``model`` leaves the family open.
+        model: the ``model`` section; anything but a mapping names none.
+        families: the settings of each, by name.
 
     >>> from thalweg.tasks.transduce.presets import FAMILIES
-    >>> family_of({"heads": 2}, FAMILIES), family_of({"dropout": 0.1}, FAMILIES), family_of({}, FAMILIES, ["heads"])
-    ('transformer', 'recurrent', 'transformer')
-    >>> family_of({"norm": "post"}, FAMILIES), family_of({"norm": "layer"}, FAMILIES)
+    >>> family_of({"family": "transformer", "heads": 2}, FAMILIES), family_of({"dropout": 0.1}, FAMILIES)
     ('transformer', 'recurrent')
-    >>> family_of({"heads": 2, "hidden": 8}, FAMILIES)
+    >>> family_of({"family": "transfomer"}, FAMILIES)
     Traceback (most recent call last):
     ...
-    thalweg.errors.ConfigError: model settings of two families: `hidden` (recurrent), `heads` (transformer); ...
+    thalweg.errors.ConfigError: model.family `transfomer` is not known; did you mean `transformer`?
     """
-    section = model if isinstance(model, Mapping) else {}
-    if "family" in section:
-        named = section["family"]
-        if not isinstance(named, str) or named not in families:
-            raise ConfigError(f"model.family `{named}` is not known; {nearest(str(named), families)}")
-        return str(named)
-    for keys in (section, words):
-        own = {name: _first_own(name, families, keys) for name in families}
-        told = {name: key for name, key in own.items() if key}
-        if len(told) > 1:
-            listed = ", ".join(f"`{key}` ({name})" for name, key in told.items())
-            raise ConfigError(f"model settings of two families: {listed}; keep to one, or say `model.family`")
-        if told:
-            return next(iter(told))
-    return next(iter(families))
-
-
-def _first_own(family: str, families: Kinds, keys: Collection[str]) -> str:
-    """The first key that this family has and no other, or whose value this family knows and no other."""
-    others = [get_type_hints(kind) for name, kind in families.items() if name != family]
-    hints = get_type_hints(families[family])
-
-    def knows(hint: Any, value: Any) -> bool:
-        return get_origin(hint) is not Literal or value in get_args(hint)
-
-    for key in keys:
-        shared = [hints_of[key] for hints_of in others if key in hints_of]
-        if key not in hints:
-            continue
-        if not shared:
-            return key
-        value = keys[key] if isinstance(keys, Mapping) else None
-        if value is not None and knows(hints[key], value) and not any(knows(hint, value) for hint in shared):
-            return key
-    return ""
+    named = model.get("family", next(iter(families))) if isinstance(model, Mapping) else next(iter(families))
+    if not isinstance(named, str) or named not in families:
+        raise ConfigError(f"model.family `{named}` is not known; {nearest(str(named), families)}")
+    return named
 
 
 def read_config(path: Path) -> dict[str, Any]:

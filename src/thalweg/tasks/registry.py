@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
-from importlib import import_module
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,9 @@ __all__ = [
 ]
 
 # Where each is; imported when it is first asked for, so that a command pays for its own task alone. The first is what
-# settings without the key ``task`` are for.
-_TASKS = {
-    "transduce": "thalweg.tasks.transduce.task:TASK",
-    "classify": "thalweg.tasks.classify.task:TASK",
-    "density": "thalweg.tasks.density.task:TASK",
-}
+# settings without the key ``task`` are for. ``registry.json`` also says what a help page tells of each.
+_LISTED = json.loads((resources.files(__package__ or "") / "registry.json").read_text(encoding="utf-8"))
+_TASKS: dict[str, str] = {name: entry["task"] for name, entry in _LISTED.items()}
 
 
 def register(name: str, place: str) -> None:

@@ -122,7 +122,7 @@ class RunLog:
             facts: of the data, logged with the start; told: what the listener alone hears of it, such as ``lines``.
             items: to train on.
         """
-        self.open(to_yaml(config), trainer.meta, resume=resume)
+        trainer.last = self.open(to_yaml(config), trainer.meta, resume=resume)
         start = {
             "event": "start",
             "version": thalweg.__version__,
@@ -150,9 +150,9 @@ class RunLog:
         if self.listener:
             self.listener(event)
 
-    def open(self, config: str, meta: dict[str, Any], *, resume: bool) -> None:
+    def open(self, config: str, meta: dict[str, Any], *, resume: bool) -> Checkpoint | None:
         """Begin anew, or go on from the last checkpoint, which must be of such a training; the config is written."""
-        out = self.path.parent
+        out, last = self.path.parent, None
         if resume:
             last = load_checkpoint(out / LAST)
             check_continues(out / LAST, last.meta, meta, noun=self.noun, items=self.unit)
@@ -164,6 +164,7 @@ class RunLog:
             for stray in out.glob(".*.tmp"):
                 stray.unlink()  # a kill in the middle of a write leaves one
         write_atomically(out / "config.yaml", config.encode())
+        return last
 
     def _cut(self, last: Checkpoint) -> None:
         """Drop what was logged after the checkpoint: those epochs are run again."""

@@ -349,7 +349,7 @@ def _epoch(event: Mapping[str, Any], metric: str) -> dict[str, Any]:
 
 
 def _last_epoch(run: Path) -> int:
-    return int(load_checkpoint(run / "last.safetensors").meta["progress"]["epoch"])
+    return int(load_checkpoint(run / "last.safetensors", values=False).meta["progress"]["epoch"])
 
 
 def _done_before(run: Path) -> Sequence[Mapping[str, Any]]:

@@ -10,7 +10,6 @@ import contextlib
 import io
 import json
 import os
-import subprocess
 import sys
 import threading
 import warnings
@@ -19,9 +18,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from thalweg.processes import Worker
 
 __all__ = ["MAX_BYTES", "MAX_PIXELS", "FileSource", "Form", "Look", "decode", "decode_files", "look"]
 
@@ -303,38 +305,12 @@ class _DiedError(Exception):
     """A worker ended without an answer."""
 
 
-class _Worker:
-    """One process: a line of JSON goes in, one comes back."""
-
-    def __init__(self, task: dict[str, Any]):
-        # Not the folder of this file but the usual places: modules beside it must not hide others of the same name.
-        command = [sys.executable, "-P", str(Path(__file__).resolve())]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="ascii"
-        )
-        self.ask(task)
-
-    def ask(self, what: Any) -> Any:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        try:
-            self.process.stdin.write(json.dumps(what) + "\n")
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
-        except OSError:
-            line = ""
-        if not line:
-            raise _DiedError
-        return json.loads(line)
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.kill()  # all answers have been read
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()
+def _ask(worker: Worker, what: Any) -> Any:
+    worker.tell(what)
+    answer = worker.hear()
+    if answer is None:
+        raise _DiedError
+    return answer
 
 
 class _Crew:
@@ -344,7 +320,7 @@ class _Crew:
         self.task = {"path": source.path, "archive": source.archive, "form": list(form), "target": str(target)}
         self.source, self.form, self.target = source, form, target
         self.local = threading.local()
-        self.hired: list[_Worker] = []
+        self.hired: list[Worker] = []
 
     def decode(self, first: int, names: Sequence[str]) -> list[tuple[int, str]]:
         try:
@@ -353,26 +329,30 @@ class _Crew:
             with FileSource(self.source.path, archive=self.source.archive) as own, self.target.open("r+b") as file:
                 return _write(file, own, first, names, self.form)
         try:
-            return [(place, reason) for place, reason in worker.ask({"first": first, "names": list(names)})]
+            return [(place, reason) for place, reason in _ask(worker, {"first": first, "names": list(names)})]
         except _DiedError:
             self.local.worker = None
         if len(names) == 1:
             return [(first, "it crashed the decoder")]
         return [found for place, name in enumerate(names) for found in self.decode(first + place, [name])]
 
-    def _worker(self) -> _Worker:
-        worker = getattr(self.local, "worker", None)
-        if worker is None:
-            worker = self.local.worker = _Worker(self.task)
+    def _worker(self) -> Worker:
+        from thalweg.processes import Worker
+
+        if getattr(self.local, "worker", None) is None:
+            # Not the folder of this file but the usual places: modules beside it must not hide others of the same name.
+            worker = Worker(["-P", str(Path(__file__).resolve())])
             self.hired.append(worker)
-        return worker
+            _ask(worker, self.task)
+            self.local.worker = worker
+        return self.local.worker
 
     def __enter__(self) -> _Crew:
         return self
 
     def __exit__(self, *error: object) -> None:
         for worker in self.hired:
-            worker.close()
+            worker.end()
 
 
 def _serve() -> None:

@@ -152,7 +152,7 @@ def begin(model: Transformer, inputs: Padded) -> TransformerState:
         mask=inputs.mask,
         starts=encoded.starts,
         copies=encoded.copies,
-        plan=None if plain else _plan(model),
+        plan=None if plain else _decoder_weights(model),
     )
     items = torch.arange(inputs.size, device=device)
     lineage = items.new_empty((inputs.size, 0))
@@ -400,7 +400,7 @@ def _with_room(state: TransformerState, plan: _Plan) -> tuple[Buffer, Tensor]:
     return Buffer(fresh, t), rows.expand(R, t + 1).contiguous()
 
 
-def _plan(model: Transformer) -> _Plan:
+def _decoder_weights(model: Transformer) -> _Plan:
     """The weights of the decoder in the order in which a step uses them."""
     layers, pre = model.decoder.each, model.config.norm == "pre"
     # Norms come after the sums, or before the next block: which one follows a sum is known either way.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.inference.search.agenda import Agenda, Nodes, positions
-from thalweg.inference.search.beam import beam_search
+from thalweg.inference.search.beam.search import beam_search
 from thalweg.inference.search.constraints import Allowed, Rules
 from thalweg.inference.search.protocol import (
     Autoregressive,

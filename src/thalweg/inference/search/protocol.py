@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, ShapeError, ThalwegError
-from thalweg.inference.search.beam_tree import BeamTree
+from thalweg.inference.search.beam.tree import BeamTree
 
 __all__ = [
     "Autoregressive",

@@ -159,7 +159,7 @@ def _finish(table, item, step, score, code):
 
 
 def _advance(table, item, slot, step, values, codes):
-    """One step of an item's search; what it does is told in :mod:`thalweg.inference.search.beam`."""
+    """One step of an item's search; what it does is told in :mod:`thalweg.inference.search.beam.search`."""
     W, V, K, eos = (
         index_at(table, WIDTH),
         index_at(table, SYMBOLS),

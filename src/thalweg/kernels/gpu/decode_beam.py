@@ -1,6 +1,6 @@
 """The search's part of a decoding step in one launch: a program for each item ranks, ends, keeps and reorders.
 
-It does what :mod:`thalweg.inference.search.beam` does with tensors, on rows whose number never changes.
+It does what :mod:`thalweg.inference.search.beam.search` does with tensors, on rows whose number never changes.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from thalweg.data import Batch
 from thalweg.errors import ConfigError, ShapeError, nearest
-from thalweg.inference.search.beam import beam_search
+from thalweg.inference.search.beam.search import beam_search
 from thalweg.inference.search.protocol import Autoregressive, Hypotheses
 from thalweg.layers.padded import Padded
 from thalweg.learning import losses
@@ -70,12 +70,7 @@ def answer_list(found: Hypotheses, gold: Padded) -> AnswerList:
 
 
 def edit_distances(tokens: Tensor, gold: Tensor) -> Tensor:
-    r"""Levenshtein distances of sequences to their item's right one, whole batches at a time.
-
-    .. math:: d_{ij} = \min(d_{i-1,j} + 1,\; d_{i,j-1} + 1,\; d_{i-1,j-1} + [a_i \ne b_j])
-
-    A row of d follows from the one before in a few operations, since :math:`d_{ij} - j` is a running minimum over j of
-    what does not come from the left.
+    """Levenshtein distances of sequences to their item's right one.
 
     Args:
         tokens: ``(B, K, T)`` int64, -1 past each end.
@@ -83,26 +78,25 @@ def edit_distances(tokens: Tensor, gold: Tensor) -> Tensor:
     Returns:
         ``(B, K)`` int64. Ends that both have change nothing.
 
-    Time O(B K T T'), in T steps; memory O(B K T').
+    Time O(B K T T' / 64) on the CPU (bit-parallel, rapidfuzz).
 
     >>> edit_distances(torch.tensor([[[1, 2, 3], [2, 3, -1], [-1, -1, -1]]]), torch.tensor([[1, 3, 3]]))
     tensor([[1, 2, 3]])
     """
+    from rapidfuzz.distance import Levenshtein
+
     if tokens.dim() != 3 or gold.dim() != 2 or tokens.size(0) != gold.size(0):
         raise ShapeError(
             f"`tokens` must be (B, K, T) and `gold` (B, T'), got {tuple(tokens.shape)} and {tuple(gold.shape)}"
         )
-    lengths, ends = (tokens >= 0).sum(dim=2), (gold >= 0).sum(dim=1)
-    places = torch.arange(gold.size(1) + 1, device=gold.device)
-    row = places.expand(*tokens.shape[:2], -1)
-    found = row
-    for i in range(tokens.size(2)):
-        differs = (tokens[:, :, i, None] != gold.unsqueeze(1)).long()
-        above = torch.minimum(row[:, :, 1:] + 1, row[:, :, :-1] + differs)
-        start = torch.full_like(row[:, :, :1], i + 1)
-        row = torch.cat((start, above), dim=2).sub(places).cummin(dim=2).values + places
-        found = torch.where((lengths == i + 1).unsqueeze(2), row, found)
-    return found.gather(2, ends.view(-1, 1, 1).expand(*tokens.shape[:2], 1)).squeeze(2)
+    lengths, ends = (tokens >= 0).sum(dim=2).tolist(), (gold >= 0).sum(dim=1).tolist()
+    right = [row[:end] for row, end in zip(gold.tolist(), ends, strict=True)]
+    found = [
+        Levenshtein.distance(row[:length], own)
+        for rows, cuts, own in zip(tokens.tolist(), lengths, right, strict=True)
+        for row, length in zip(rows, cuts, strict=True)
+    ]
+    return torch.tensor(found, dtype=torch.int64, device=tokens.device).view(tokens.shape[:2])
 
 
 def list_logits(

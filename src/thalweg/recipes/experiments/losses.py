@@ -20,8 +20,8 @@ from thalweg.recipes.experiments.losses_plots import draw_answers, draw_gibbs, d
 
 __all__ = [
     "LOSSES",
-    "Committee",
     "LossesSettings",
+    "SideBySide",
     "TwoTowers",
     "answer_grid",
     "curve_pairs",
@@ -162,7 +162,7 @@ def curve_pairs(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return x, 0.8 * (3 * x).sin() + 0.05 * torch.randn(count, 1, generator=generator)
 
 
-class Committee:
+class SideBySide:
     """Towers of several seeds that are trained side by side, each as if alone: Adam looks at each weight by itself.
 
     Args:
@@ -170,8 +170,8 @@ class Committee:
         seeds: one model each.
         rate: learning rate.
 
-    >>> committee = Committee(lambda: TwoTowers(2, 1, hidden=(4, 4), code=3), (0, 1), 0.01)
-    >>> committee.energies(torch.zeros(2, 5, 2), torch.zeros(3, 1)).shape
+    >>> towers = SideBySide(lambda: TwoTowers(2, 1, hidden=(4, 4), code=3), (0, 1), 0.01)
+    >>> towers.energies(torch.zeros(2, 5, 2), torch.zeros(3, 1)).shape
     torch.Size([2, 5, 3])
     """
 
@@ -212,7 +212,7 @@ def train_surfaces(settings: LossesSettings, name: str, seeds: tuple[int, ...]) 
     >>> len(train_surfaces(LossesSettings(surface_steps=1), "nll", (0, 1))[1])
     2
     """
-    committee = Committee(lambda: TwoTowers(1, 1, hidden=(32, 32), code=8), seeds, 0.01)
+    towers = SideBySide(lambda: TwoTowers(1, 1, hidden=(32, 32), code=8), seeds, 0.01)
     grid = answer_grid(settings)
     pairs = [curve_pairs(400, seed) for seed in seeds]
     x, y = (torch.stack(each) for each in zip(*pairs, strict=True))  # (S, 400, 1)
@@ -220,11 +220,11 @@ def train_surfaces(settings: LossesSettings, name: str, seeds: tuple[int, ...]) 
     generator = torch.Generator().manual_seed(seeds[0])
     for _ in range(settings.surface_steps):
         chosen = torch.randint(400, (64,), generator=generator)
-        energies = committee.energies(x[:, chosen], grid).flatten(0, 1)
+        energies = towers.energies(x[:, chosen], grid).flatten(0, 1)
         right = gold[:, chosen].flatten()
         near = (grid.T - grid[right]).abs() < settings.near
-        committee.step(loss_of(name, energies, right, margin=settings.margin, near=near))
-    return committee.models[0], committee.trained()
+        towers.step(loss_of(name, energies, right, margin=settings.margin, near=near))
+    return towers.models[0], towers.trained()
 
 
 def answer_grid(settings: LossesSettings) -> Tensor:
@@ -255,16 +255,16 @@ def train_digits(settings: LossesSettings, name: str, rate: float, seeds: tuple[
     """
     x, y = _digits(seeds)
     half, answers = y.size(1) // 2, torch.eye(10)
-    committee = Committee(lambda: TwoTowers(64, 10, hidden=(settings.hidden, 0), code=16), seeds, rate)
+    towers = SideBySide(lambda: TwoTowers(64, 10, hidden=(settings.hidden, 0), code=16), seeds, rate)
     with torch.no_grad():
-        before = committee.energies(x[:, half : half + 1], answers)[:, 0]
+        before = towers.energies(x[:, half : half + 1], answers)[:, 0]
     generator = torch.Generator().manual_seed(seeds[0])
     for _ in range(settings.epochs):
         for chosen in torch.randperm(half, generator=generator).split(settings.batch):
-            energies = committee.energies(x[:, chosen], answers).flatten(0, 1)
-            committee.step(loss_of(name, energies, y[:, chosen].flatten(), margin=settings.margin))
+            energies = towers.energies(x[:, chosen], answers).flatten(0, 1)
+            towers.step(loss_of(name, energies, y[:, chosen].flatten(), margin=settings.margin))
     with torch.no_grad():
-        energies = committee.energies(x[:, half:], answers)
+        energies = towers.energies(x[:, half:], answers)
     tested = y[:, half:]
     accuracy = (energies.argmin(dim=2) == tested).double().mean(dim=1)
     spread = (energies.max(dim=2).values - energies.min(dim=2).values).mean(dim=1)

@@ -55,9 +55,9 @@ class DataConfig:
 class TransduceConfig:
     """Everything about a transduction run; ``search`` is the one used to measure on the dev data while training.
 
-    In plain settings ``model`` may be the name of a preset (``model: causal``), or a section that names its ``family``
-    (``recurrent`` or ``transformer``); without, the settings it holds tell, and where they do not it is recurrent.
-    What ``training`` does not say is what the family learns with.
+    In plain settings ``model`` may be the name of a preset (``model: causal``), or a section that names its ``family``:
+    ``recurrent``, which it is without a name, or ``transformer``. What ``training`` does not say is what the family
+    learns with.
 
     >>> TransduceConfig(data=DataConfig(train="train.tsv")).model.cell
     'lstm'

@@ -20,15 +20,15 @@ from thalweg.tasks.transduce.models import SequenceModel
 from thalweg.tasks.transduce.search_settings import SearchConfig
 from thalweg.tasks.transduce.transducer import Transducer, load
 
-__all__ = ["Committee", "Jury", "open_runs"]
+__all__ = ["AttentiveEnsemble", "VotingTransducer", "open_runs"]
 
 
-class Committee(Ensemble):
+class AttentiveEnsemble(Ensemble):
     """An :class:`Ensemble` of models that also says where the members looked, on average.
 
     >>> from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
     >>> models = [Seq2Seq(Seq2SeqConfig(hidden=8), source_size=7, target_size=7) for _ in range(2)]
-    >>> Committee(models).vocab_size
+    >>> AttentiveEnsemble(models).vocab_size
     7
     """
 
@@ -47,7 +47,7 @@ class Committee(Ensemble):
         return itertools.chain.from_iterable(member.parameters() for member in self.members)
 
 
-class Jury(Transducer):
+class VotingTransducer(Transducer):
     """Runs that each answer on their own; the answer that most give comes first.
 
     Args:
@@ -100,10 +100,10 @@ def open_runs(
     for run, member in zip(runs[1:], members[1:], strict=True):
         _check_alike(runs[0], first, run, member, vote=vote)
     if vote:
-        return Jury(members)
+        return VotingTransducer(members)
     longest = max(member.longest for member in members)
-    committee = Committee([member.model for member in members])
-    return Transducer(committee, first.source, first.target, longest=longest, meta=first.meta)
+    together = AttentiveEnsemble([member.model for member in members])
+    return Transducer(together, first.source, first.target, longest=longest, meta=first.meta)
 
 
 def _check_alike(first: str | Path, one: Transducer, run: str | Path, other: Transducer, *, vote: bool) -> None:

@@ -20,7 +20,7 @@ from thalweg.tasks.runs import check_size
 from thalweg.tasks.transduce.codec import Codec
 from thalweg.tasks.transduce.config import TransduceConfig
 
-__all__ = ["SequenceModel", "build_model", "device_of_model", "load_model", "reduced"]
+__all__ = ["SequenceModel", "build_model", "device_of_model", "load_model", "with_precision"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -110,11 +110,11 @@ def load_model(
     return model
 
 
-def reduced(model: M, precision: str) -> M:
+def with_precision(model: M, precision: str) -> M:
     """The model with smaller numbers in its linear layers, for the CPU; ``float32`` leaves it as it is.
 
     >>> model = nn.Linear(2, 2)
-    >>> reduced(model, "float32") is model
+    >>> with_precision(model, "float32") is model
     True
     """
     if precision == "float32":

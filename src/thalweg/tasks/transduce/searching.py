@@ -23,13 +23,13 @@ from thalweg.inference import (
 from thalweg.tasks.transduce.codec import Codec
 from thalweg.tasks.transduce.search_settings import SearchConfig
 
-__all__ = ["Plan", "forced_prefix", "lexicon_trie", "plan"]
+__all__ = ["PlannedSearch", "forced_prefix", "lexicon_trie", "planned_search"]
 
 
-class Plan(NamedTuple):
+class PlannedSearch(NamedTuple):
     """A search and what it is called with beside model and inputs.
 
-    >>> found = plan(SearchConfig(search="beam"), k=3, max_length=20)
+    >>> found = planned_search(SearchConfig(search="beam"), k=3, max_length=20)
     >>> found.options["width"], found.options["k"]
     (5, 3)
     """
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
         return self.search(model, inputs, **self.options, **more)
 
 
-def plan(
+def planned_search(
     how: SearchConfig,
     *,
     k: int,
@@ -50,7 +50,7 @@ def plan(
     prefix: Tensor | None = None,
     allowed: Trie | None = None,
     generator: torch.Generator | None = None,
-) -> Plan:
+) -> PlannedSearch:
     """The search that settings ask for.
 
     Args:
@@ -60,25 +60,25 @@ def plan(
         prefix: ``(B, P)`` that the answers begin with; allowed: a lexicon of answers.
         generator: of sampling.
 
-    >>> plan(SearchConfig(search="typical"), k=2, max_length=9).options["typical"]
+    >>> planned_search(SearchConfig(search="typical"), k=2, max_length=9).options["typical"]
     0.95
     """
     limit = how.max_length or max(max_length, how.min_length)
     if how.search == "stochastic":
         options = {"n": k, "max_length": limit, "temperature": how.temperature, "generator": generator}
-        return Plan(stochastic_beam_search, options)
+        return PlannedSearch(stochastic_beam_search, options)
     rules = {"max_length": limit, "min_length": how.min_length, "prefix": prefix, "allowed": allowed}
     if how.search == "exact":
-        return Plan(exact_search, {"max_expansions": how.max_expansions or None, "width": how.width, **rules})
+        return PlannedSearch(exact_search, {"max_expansions": how.max_expansions or None, "width": how.width, **rules})
     if how.search == "greedy":
-        return Plan(greedy, rules)
+        return PlannedSearch(greedy, rules)
     if how.search in ("beam", "diverse"):
         width = max(how.width, k)
         beam = {"width": width, "k": k, "length_penalty": how.length_penalty, **rules}
         if how.search == "diverse":
             groups = how.groups or width
             beam |= {"width": -(-width // groups) * groups, "groups": groups, "diversity": how.diversity}
-        return Plan(beam_search, beam)
+        return PlannedSearch(beam_search, beam)
     filters: dict[str, Any] = {"temperature": how.temperature, "top_k": how.top_k or None, "generator": generator}
     if how.search == "nucleus":
         filters["top_p"] = how.top_p
@@ -87,7 +87,7 @@ def plan(
     elif how.search == "min-p":
         filters["min_p"] = how.min_p
     n = max(how.samples, k) if how.search == "mbr" else k
-    return Plan(sample_sequences, {"n": n, **filters, **rules})
+    return PlannedSearch(sample_sequences, {"n": n, **filters, **rules})
 
 
 def forced_prefix(text: str, target: Codec) -> tuple[int, ...]:

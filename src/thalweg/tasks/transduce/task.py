@@ -34,7 +34,7 @@ SEARCH = {field.name for field in dataclasses.fields(SearchConfig)} - {"sampling
 class Transduction(Task):
     """Strings to strings, from pairs; methods that are not described are as :class:`~thalweg.tasks.base.Task` says.
 
-    >>> TASK.configure({"model": {"heads": 2}}).model.positions
+    >>> TASK.configure({"model": {"family": "transformer", "heads": 2}}).model.positions
     'sinusoidal'
     """
 

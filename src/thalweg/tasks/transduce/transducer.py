@@ -29,9 +29,9 @@ from thalweg.tasks.transduce.answers import (
 )
 from thalweg.tasks.transduce.codec import Codec, Piece
 from thalweg.tasks.transduce.config import TransduceConfig
-from thalweg.tasks.transduce.models import SequenceModel, device_of_model, load_model, reduced
+from thalweg.tasks.transduce.models import SequenceModel, device_of_model, load_model, with_precision
 from thalweg.tasks.transduce.search_settings import SearchConfig
-from thalweg.tasks.transduce.searching import Plan, best_by_risk, forced_prefix, lexicon_trie, plan
+from thalweg.tasks.transduce.searching import PlannedSearch, best_by_risk, forced_prefix, lexicon_trie, planned_search
 
 __all__ = ["Transducer", "load"]
 
@@ -85,20 +85,22 @@ class Transducer:
         ``more`` goes to the search as it is (``return_tree``, ``on_step``).
         """
         inputs = self._padded(sources, self.source)
-        found = self._plan(len(sources), k, how, generator).run(self.model, inputs, **more)
+        found = self._planned_search(len(sources), k, how, generator).run(self.model, inputs, **more)
         return best_by_risk(found, k) if how.search == "mbr" else found
 
     def _padded(self, rows: Sequence[Sequence[int]], side: Codec) -> Padded:
         return pad(rows, pad=side.alphabet.pad).to(self.device)
 
-    def _plan(self, count: int, k: int, how: SearchConfig, generator: torch.Generator | None) -> Plan:
+    def _planned_search(
+        self, count: int, k: int, how: SearchConfig, generator: torch.Generator | None
+    ) -> PlannedSearch:
         prefix = None
         if how.prefix:
             ids = forced_prefix(how.prefix, self.target)
             prefix = torch.tensor(ids, device=self.device).expand(count, -1)
         if how.lexicon and how.lexicon not in self._lexicons:
             self._lexicons[how.lexicon] = lexicon_trie(how.lexicon, self.target)
-        return plan(
+        return planned_search(
             how,
             k=k,
             max_length=2 * self.longest + 10,
@@ -226,7 +228,7 @@ class Transducer:
         ids = self.source.encode(source.text, source.features)
         if not self.source.symbols.split(text):
             return
-        search, options = self._plan(1, 1, how, None)
+        search, options = self._planned_search(1, 1, how, None)
         for found in stream(search, self.model, self._padded([ids], self.source), **options):
             if isinstance(found, Partial):
                 best = int(found.scores.argmax())
@@ -301,5 +303,5 @@ def load(run: str | Path, *, device: str = "auto", precision: str = "float32") -
     place = resolve_device(device)
     if precision != "float32" and place != "cpu":
         raise ConfigError(f"precision {precision} is for the CPU, got device `{place}`; add `--device cpu`")
-    ready = reduced(model.to(place).eval(), precision)
+    ready = with_precision(model.to(place).eval(), precision)
     return Transducer(ready, source, target, longest=longest, meta=meta)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ConfigError
-from thalweg.inference.search.beam_answers import distinct
-from thalweg.inference.search.beam_steps import Grouped, Search, Settings
+from thalweg.inference.search.beam.answers import distinct
+from thalweg.inference.search.beam.steps import Grouped, Search, Settings
 from thalweg.inference.search.compiled import compiled_search
 from thalweg.inference.search.constraints import Allowed, Rules, check_called
 from thalweg.inference.search.graph_replay import Request, captured_search

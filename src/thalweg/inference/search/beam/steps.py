@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thalweg.inference.search.beam_answers import Answers, Pool
-from thalweg.inference.search.beam_tree import DROPPED, FINISHED, BeamTree, Layer
+from thalweg.inference.search.beam.answers import Answers, Pool
+from thalweg.inference.search.beam.tree import DROPPED, FINISHED, BeamTree, Layer
 from thalweg.inference.search.constraints import Rules
 from thalweg.inference.search.protocol import Autoregressive, Hypotheses, check_log_probs
 from thalweg.inference.search.streaming import Partial

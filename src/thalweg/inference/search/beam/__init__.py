@@ -1,0 +1,1 @@
+"""Beam search: the search itself, its steps, the answers it keeps, and the tree of what it looked at."""
