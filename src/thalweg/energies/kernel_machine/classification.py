@@ -181,7 +181,8 @@ class KernelSVC(KernelMachine):
 
         Args:
             X, y: the training set in its order; by default the one given to ``fit``, as it is now.
-            tolerance: what counts as holding, see :func:`~thalweg.energies.certify`; twice the solver's by default.
+            tolerance: what counts as holding, see :func:`~thalweg.energies.certify`; by default twice the solver's,
+                but no less than 1e-4: libsvm keeps kernel values in float32.
         """
         self._check_fitted()
         if X is None and "_training" not in self.__dict__:
@@ -200,7 +201,7 @@ class KernelSVC(KernelMachine):
                 certify(
                     pair.t, pair.alpha, pair.C, sums[pair.places, place], float(self.intercept_[place]),
                     classes=names, places=pair.places, weights=weights,
-                    tolerance=2 * self.tolerance if tolerance is None else tolerance,
+                    tolerance=max(1e-4, 2 * self.tolerance) if tolerance is None else tolerance,
                 )
             )  # fmt: skip
         return KKTReport(tuple(reports))
@@ -230,7 +231,7 @@ class KernelSVC(KernelMachine):
             raise ShapeError(f"y must hold classes: {error}".splitlines()[0]) from None
         if len(self.classes_) < 2:
             raise ShapeError(
-                f"y must have two classes or more, got 1 class: {self.classes_[0]!r}; nothing can be told apart"
+                f"y must have two classes or more, got 1 class: {self.classes_[0]!s}; nothing can be told apart"
             )
         return codes
 
@@ -269,7 +270,7 @@ class KernelSVC(KernelMachine):
         bounds = np.where(factors > 0, C, 0.0) if np.inf == C else C * factors
         for code, name in enumerate(self.classes_):
             if not (bounds[codes == code] > 0).any():
-                raise ShapeError(f"class {name!r} has no point with a weight above 0; leave the class out")
+                raise ShapeError(f"class {name!s} has no point with a weight above 0; leave the class out")
         return bounds
 
     def _solve(self, given: Given | Prepared, pair: _Pair) -> Boundary:
