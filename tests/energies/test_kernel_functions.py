@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from oracles import kernel_machines as oracle
 from sklearn.base import clone
 from sklearn.metrics.pairwise import linear_kernel, polynomial_kernel, rbf_kernel
 from torch import nn
 
+from oracles import kernel_machines as oracle
 from thalweg.energies import (
     RBF,
     Features,
@@ -94,8 +94,8 @@ def test_random_sequences_of_numbers_by_enumeration():
     rng = np.random.default_rng(1)
     items = [rng.integers(-1, 3, size=size).tolist() for size in (3, 4, 5, 7, 8, 9)]
     for n in (1, 2, 3):
-        assert Spectrum(n)(items) == pytest.approx(oracle.gram(lambda s, t: oracle.spectrum(s, t, n), items))
-        by_hand = oracle.gram(lambda s, t: oracle.subsequence(s, t, n, 0.6), items)
+        assert Spectrum(n)(items) == pytest.approx(oracle.gram(lambda s, t, n=n: oracle.spectrum(s, t, n), items))
+        by_hand = oracle.gram(lambda s, t, n=n: oracle.subsequence(s, t, n, 0.6), items)
         assert Subsequence(n, 0.6)(items) == pytest.approx(by_hand, rel=1e-12)
         check_gram(by_hand)
 
@@ -324,7 +324,10 @@ def test_wrong_settings(make, message):
         (lambda: Spectrum(2)([["a", 2]]), "one or the other, got str"),
         (lambda: Spectrum(2)(["abc", [1, 2]]), "characters or words in sequence 0 and whole numbers in sequence 1"),
         (lambda: Spectrum(2)(["abc"], [[1, 2]]), "sequences of characters or words and sequences of whole numbers"),
-        (lambda: Features(lambda x: np.ones(len(x)))([1, 2]), r"must give \(N, F\) numbers for N = 2 items, got \(2,\)"),
+        (
+            lambda: Features(lambda x: np.ones(len(x)))([1, 2]),
+            r"must give \(N, F\) numbers for N = 2 items, got \(2,\)",
+        ),
         (lambda: Features(lambda x: [[np.nan]])([1]), "contains NaN"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -172,9 +173,14 @@ class KernelSVC(KernelMachine):
     @property
     def predict_proba(self) -> Any:
         """``predict_proba(X)``: the probability of each class, ``(N, K)``; there with ``probability=True``."""
-        if not self.probability:
-            raise AttributeError("`predict_proba` is there with `probability=True` before `fit`")
+        if self._lacking("predict_proba"):
+            raise AttributeError
         return self._probabilities
+
+    def _lacking(self, name: str) -> str | None:
+        if name == "predict_proba" and not self.probability:
+            return "`predict_proba` needs `probability=True` before `fit`"
+        return super()._lacking(name)
 
     def kkt_report(self, X: Any = None, y: Any = None, *, tolerance: float | None = None) -> KKTReport:
         """The residual of every condition of the optimum, the margin and the duality gap; :class:`KKTReport`.
@@ -274,14 +280,19 @@ class KernelSVC(KernelMachine):
         return bounds
 
     def _solve(self, given: Given | Prepared, pair: _Pair) -> Boundary:
-        if isinstance(given, Given):
-            part, settings = given.part(pair.places), given.settings
-            if np.isinf(pair.C).all():
-                classes = f"{self.classes_[pair.negative]!s} and {self.classes_[pair.positive]!s}"
-                names = repr(self.kernel_), classes, pair.places
-                return hard_margin(part, settings, pair.t, tolerance=self.tolerance, names=names)
-            return soft_margin(part, settings, pair.t, pair.C, tolerance=self.tolerance, max_iter=self.max_iter)
-        return self._solve_by_gap(given, pair)
+        if not isinstance(given, Given):
+            return self._solve_by_gap(given, pair)
+        part, settings = given.part(pair.places), given.settings
+        # With the later class above 0 libsvm takes the same steps as scikit-learn's own machine.
+        turn = 1.0 if pair.positive > pair.negative else -1.0
+        if np.isinf(pair.C).all():
+            classes = f"{self.classes_[pair.negative]!s} and {self.classes_[pair.positive]!s}"
+            names = repr(self.kernel_), classes, pair.places
+            found = hard_margin(part, settings, turn * pair.t, tolerance=self.tolerance, names=names)
+        else:
+            how: dict[str, Any] = {"tolerance": self.tolerance, "max_iter": self.max_iter}
+            found = soft_margin(part, settings, turn * pair.t, pair.C, **how)
+        return replace(found, intercept=turn * found.intercept)
 
     def _solve_by_gap(self, items: Prepared, pair: _Pair) -> Boundary:
         if not self.kernel_.vectors or not items.tensors:
