@@ -412,3 +412,29 @@ def test_answers_need_what_was_fitted():
     words = KernelSVC(Spectrum(1)).fit(WORDS, FRUIT)
     with pytest.raises(ShapeError, match="sequences of whole numbers and sequences of characters"):
         words.predict([[1, 2, 3]])
+
+
+def test_the_solver_that_stops_on_the_gap_is_given_what_was_agreed(monkeypatch):
+    """A stand-in of it is handed tensors of two classes, and its answer is the machine."""
+    import sys
+    from types import SimpleNamespace
+
+    asked = []
+
+    def solve_dual(kernel, X, t, C, *, tolerance=1e-3, max_passes=100, generator=None):
+        asked.append((kernel, X.shape, X.dtype, C.tolist(), tolerance, max_passes, generator.initial_seed()))
+        assert kernel(X[:2], X[2:5]).shape == (2, 3)
+        alpha, _ = oracle.dual(kernel(X.double()).numpy(), t.double().numpy(), C.double().numpy())
+        known = SVC(C=C[0].item(), gamma=kernel.gamma).fit(X.numpy(), t.numpy())
+        return SimpleNamespace(alpha=torch.from_numpy(alpha).to(X), intercept=known.intercept_[0], passes=3)
+
+    name = "thalweg.energies.kernel_machine.solver"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(solve_dual=solve_dual))
+    X, y = IRIS[::3].astype(np.float32), KINDS[::3]
+    machine = KernelSVC(RBF(), solver="gap", max_iter=7, random_state=5).fit(X, y)
+    assert len(asked) == 3
+    assert asked[0] == (machine.kernel_, (34, 4), torch.float32, [1.0] * 34, 1e-3, 7, 5)
+    assert machine.n_iter_.tolist() == [3, 3, 3]
+    known = KernelSVC(RBF()).fit(X, y)
+    assert machine.decision_function(X) == pytest.approx(known.decision_function(X), abs=1e-2)
+    assert machine.kkt_report(tolerance=1e-2).holds
