@@ -438,3 +438,13 @@ def test_the_solver_that_stops_on_the_gap_is_given_what_was_agreed(monkeypatch):
     known = KernelSVC(RBF()).fit(X, y)
     assert machine.decision_function(X) == pytest.approx(known.decision_function(X), abs=1e-2)
     assert machine.kkt_report(tolerance=1e-2).holds
+
+
+def test_a_kernel_that_is_not_symmetric_is_told():
+    @dataclass(frozen=True)
+    class Lopsided(Sigmoid):
+        def block(self, rows, columns):
+            return Linear().block(rows, columns) + rows.tensors[0][:, :1]
+
+    with pytest.raises(ShapeError, match=r"must be symmetric, got .* at \(\d, \d\) and"):
+        KernelSVC(Lopsided()).fit(XOR, SIGNS)

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from thalweg.energies.kernel_machine.functions import Kernel, Prepared
-from thalweg.energies.kernel_machine.gram import check_gram
+from thalweg.energies.kernel_machine.gram import check_gram, gram_of
 from thalweg.energies.kernel_machine.vectors import RBF, Linear, Polynomial
-from thalweg.errors import InfeasibleError, OutOfMemoryError
+from thalweg.errors import InfeasibleError
 from thalweg.limits import check_memory
 
 __all__ = ["Boundary", "Given", "hard_margin", "libsvm_given", "soft_margin"]
@@ -80,23 +80,14 @@ def libsvm_given(kernel: Kernel, items: Prepared) -> Given:
     return Given(items.tensors[0].detach().double().cpu().numpy(), settings)
 
 
-def _gram(kernel: Kernel, items: Prepared, block: int = 2048) -> np.ndarray:
-    N = len(items)
-    try:
-        check_memory(16 * N * N, f"a Gram matrix of {N:,} points and libsvm's copy", "")
-    except OutOfMemoryError as error:
-        raise OutOfMemoryError(f"{error}take fewer points, or a kernel of vectors") from None
-    out = np.empty((N, N))
-    with torch.no_grad():
-        for top in range(0, N, block):
-            for left in range(top, N, block):
-                values = kernel.block(items[top : top + block], items[left : left + block]).double().cpu().numpy()
-                out[top : top + block, left : left + block] = values
-                if kernel.positive or top != left:
-                    out[left : left + block, top : top + block] = values.T
+def _gram(kernel: Kernel, items: Prepared) -> np.ndarray:
     if not kernel.positive:
-        check_gram(out)
-    return out
+        # All of it, for half of it would hide a kernel that is not symmetric.
+        check_gram(gram_of(kernel, items, items, place=torch.device("cpu")))
+    # libsvm makes a copy of its own.
+    N = len(items)
+    check_memory(16 * N * N, f"a Gram matrix of {N:,} points, twice,", "take fewer points, or a kernel of vectors")
+    return gram_of(kernel, items, None, place=torch.device("cpu")).double().numpy()
 
 
 def soft_margin(
