@@ -312,6 +312,8 @@ def test_searches_pipelines_clones_and_pickles():
     assert again.kkt_report(IRIS, KINDS).gap == pytest.approx(machine.kkt_report().gap)
     with pytest.raises(ShapeError, match="the training set in its order"):
         again.kkt_report(IRIS[::-1], KINDS[::-1])
+    named = KernelSVC("linear").fit(IRIS, np.array(["a", "b", "c"], dtype=object)[KINDS])
+    assert named.kkt_report().pairs[0].classes == ("b", "a")
     assert repr(machine) == "KernelSVC(kernel=Linear() + RBF(gamma='scale'))"
 
 
@@ -344,6 +346,9 @@ class Sigmoid(Kernel):
         (KernelSVC(Spectrum(1)), ["abc", 5], [0, 1], ShapeError, "sequence 1 must be a string"),
         (KernelSVC(Spectrum(1)), ["abc", [1, 2]], [0, 1], ShapeError, "sequences must be alike"),
         (KernelSVC(Sigmoid()), XOR, SIGNS, ShapeError, "positive semi-definite, got a smallest eigenvalue of -"),
+        (KernelSVC(Polynomial(9)), [[1e200], [-1e200]], [0, 1], ShapeError, "libsvm cannot fit this: .*; scale X"),
+        (KernelSVC(2.0 * Polynomial(9)), [[1e200], [-1e200]], [0, 1], ShapeError, "matrix must be finite, got inf"),
+        (KernelSVR("linear"), [[1e300], [-1e300]], [0, 1], ShapeError, "libsvm cannot fit this: .*; scale X"),
         (KernelSVC(C=0.0), XOR, SIGNS, ConfigError, "`C` must be above 0, infinity for a hard margin, got 0.0"),
         (KernelSVC(C="1"), XOR, SIGNS, ConfigError, "`C` must be above 0"),
         (KernelSVC("sigmoid"), XOR, SIGNS, ConfigError, "`kernel` must be linear, poly, rbf or a Kernel"),

@@ -102,7 +102,7 @@ def _pair(
         bounds[places],
         decision[places],
         float(machine.intercept_[place]),
-        classes=(machine.classes_[negative].item(), machine.classes_[positive].item()),
+        classes=(machine.classes_.tolist()[negative], machine.classes_.tolist()[positive]),
         places=places,
         weights=weights,
         tolerance=tolerance,

@@ -13,7 +13,7 @@ from thalweg.energies.rows import as_table
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.limits import check_memory
 
-__all__ = ["check_gram", "gram", "gram_of"]
+__all__ = ["check_gram", "gram", "gram_of", "square"]
 
 
 def gram(kernel: Kernel, X: Any, Z: Any = None, *, block: int = 1024, device: torch.device | str | None = None) -> Any:
@@ -114,7 +114,11 @@ def check_gram(G: Any, *, tolerance: float | None = None) -> float:
 
 
 def square(G: Any) -> Tensor:
-    """A finite square matrix as a tensor."""
+    """A finite square matrix as a tensor of floating-point numbers.
+
+    >>> square([[1, 0], [0, 1]]).dtype
+    torch.float64
+    """
     table = as_table(G, "the Gram matrix")
     matrix = table.detach() if isinstance(table, Tensor) else torch.from_numpy(np.require(table, None, ["C", "W"]))
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):

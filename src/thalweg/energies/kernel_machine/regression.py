@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from thalweg.energies.kernel_machine.dual import libsvm_given
+from thalweg.energies.kernel_machine.dual import fitted, libsvm_given
 from thalweg.energies.kernel_machine.functions import Kernel
 from thalweg.energies.kernel_machine.machine import KernelMachine, read_bound, read_targets
 from thalweg.energies.rows import as_table, read_weights
@@ -80,7 +80,7 @@ class KernelSVR(KernelMachine):
         places = np.flatnonzero(bounds > 0)
         given = libsvm_given(self.kernel_, items)
         machine = SVR(C=1.0, epsilon=self.epsilon, tol=self.tolerance, max_iter=self.max_iter, **given.settings)
-        machine.fit(given.part(places), values[places], sample_weight=bounds[places])
+        fitted(machine, given.part(places), values[places], bounds[places])
         self.dual_coef_, self.intercept_ = np.asarray(machine.dual_coef_), np.asarray(machine.intercept_)
         self.n_iter_ = int(machine.n_iter_)
         self._keep(items, places[machine.support_], self.dual_coef_, self.intercept_)
