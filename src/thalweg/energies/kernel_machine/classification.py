@@ -57,8 +57,8 @@ class KernelSVC(KernelMachine):
         class_weight: ``"balanced"``, or a factor of C for each class by name.
         probability: also learn ``predict_proba``, by Platt's sigmoid on held-out decisions of up to five folds.
         decision_function_shape: ``ovr``, a column for each class, or ``ovo``, one for each two; two classes have one.
-        solver: ``libsvm``, or ``gap``, which stops on the duality gap and never holds the Gram matrix: for vectors,
-            on any device.
+        solver: ``libsvm``, or ``gap``, which stops on the duality gap and never holds the Gram matrix: for kernels of
+            vectors or features, on any device.
         tolerance: when the solver ends: by how much margins may be missed, or the relative gap.
         max_iter: steps of libsvm or passes of ``gap``; -1 without limit.
         random_state: the seed of ``gap``.
@@ -197,7 +197,7 @@ class KernelSVC(KernelMachine):
             raise NotFittedError("this machine was copied without its training set: call `kkt_report(X, y)` with it")
         X = self._training if X is None else X
         sums, names = self._sums(X)[0].cpu().numpy(), self.classes_.tolist()
-        table = self.kernel_.prepare(X).tensors[0].double().cpu().numpy() if isinstance(self.kernel_, Linear) else None
+        table = self.kernel_.prepare(X).table.double().cpu().numpy() if isinstance(self.kernel_, Linear) else None
         allowed = max(1e-4, 2 * self.tolerance) if tolerance is None else tolerance
         reports = []
         for place, pair in enumerate(self._pairs):
@@ -287,16 +287,17 @@ class KernelSVC(KernelMachine):
         return replace(found, intercept=turn * found.intercept)
 
     def _solve_by_gap(self, items: Prepared, pair: _Pair) -> Boundary:
-        if not self.kernel_.vectors or not items.tensors:
-            raise ConfigError(f'`solver="gap"` is for kernels of vectors, got {self.kernel_!r}; use `libsvm`')
+        kernel = self.kernel_.on_vectors()
+        if kernel is None:
+            raise ConfigError(f'`solver="gap"` is for kernels of vectors or features, got {self.kernel_!r}; use libsvm')
         from thalweg.energies.kernel_machine.solver import solve_dual  # pyright: ignore[reportMissingImports]
 
-        table = items.tensors[0]
+        table = items.table
         table = table[torch.from_numpy(pair.places).to(table.device)]
         generator = None if self.random_state is None else torch.Generator(table.device).manual_seed(self.random_state)
         most = {} if self.max_iter < 0 else {"max_passes": self.max_iter}
         found = solve_dual(
-            self.kernel_, table, torch.from_numpy(pair.t).to(table), torch.from_numpy(pair.C).to(table),
+            kernel, table, torch.from_numpy(pair.t).to(table), torch.from_numpy(pair.C).to(table),
             tolerance=self.tolerance, generator=generator, **most,
         )  # fmt: skip
         return Boundary(found.alpha.detach().double().cpu().numpy(), float(found.intercept), int(found.passes))
