@@ -1,4 +1,4 @@
-"""Kernel machines beside scikit-learn: Gram matrices in blocks, and support vector classifiers, in one run.
+"""Kernel machines beside scikit-learn: Gram matrices in blocks, classifiers and their decisions, in one run.
 
     python -m benchmarks kernel_machine --write                  on this CPU
     python -m benchmarks kernel_machine --device cuda --write    Gram matrices on a GPU, scikit-learn on the CPU beside
@@ -121,6 +121,30 @@ def svc_part(run: Run) -> Facts:
     return {"svc": cells}
 
 
+def predict_part(run: Run) -> Facts:
+    """Decisions of the same machine on as many points as it was fitted on: by torch in blocks, and by libsvm."""
+    from sklearn.svm import SVC
+
+    cells = []
+    for N, K in SVC_TINY if run.args.quick else SVC_SIZES:
+        print(f" predict N = {N}, {K} classes", flush=True)
+        X, y = blobs(N, K)
+        mine, other = KernelSVC(RBF(GAMMA), C=C).fit(X, y), SVC(kernel="rbf", gamma=GAMMA, C=C).fit(X, y)
+
+        def check(answers: dict[str, Any]) -> float:
+            apart = float(np.abs(answers[OURS] - answers[PEER]).max())
+            demand("decisions beside scikit-learn's", apart, 1e-6)
+            return apart
+
+        jobs = [
+            Job(OURS, lambda mine=mine, X=X: mine.decision_function(X)),
+            Job(PEER, lambda other=other, X=X: other.decision_function(X)),
+        ]
+        compared = run.compare(jobs, check=check, over=lambda side: (PEER, OURS) if side == OURS else None)
+        cells.append({"size": [N, K], "difference": compared.checked, **compared.to_json()})
+    return {"predict": cells}
+
+
 def report(facts: Facts) -> list[str]:
     """The tables for people."""
     lines = heading(facts, "; every result is compared with scikit-learn's first")
@@ -160,7 +184,19 @@ def svc_table(cells: list[Facts]) -> list[str]:
     ]
 
 
+def predict_table(cells: list[Facts]) -> list[str]:
+    """Decisions."""
+    return [
+        "## Decisions of these classifiers on as many points, ms",
+        "",
+        "Median and quartiles; in bold how many times faster than scikit-learn. Decisions agree to "
+        f"{max(cell['difference'] for cell in cells):.0e}.",
+        "",
+        *comparison(cells, ["points", "classes"], lambda cell: [f"{count:,}" for count in cell["size"]]),
+    ]
+
+
 # A part is a function of a run that gives cells under its name, and a table of these cells.
-PARTS = {"gram": gram_part, "svc": svc_part}
-TABLES = {"gram": gram_table, "svc": svc_table}
+PARTS = {"gram": gram_part, "svc": svc_part, "predict": predict_part}
+TABLES = {"gram": gram_table, "svc": svc_table, "predict": predict_table}
 BENCHMARK = Benchmark(parts=PARTS, begin=find_peer, report=report, budget=20.0, packages=("scikit-learn",))
