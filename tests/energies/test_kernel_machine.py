@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import pickle
-import sys
 import warnings
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -356,7 +354,6 @@ class Sigmoid(Kernel):
         (KernelSVC("sigmoid"), XOR, SIGNS, ConfigError, "`kernel` must be linear, poly, rbf or a Kernel"),
         (KernelSVC(solver="smo"), XOR, SIGNS, ConfigError, "`solver` is unknown: 'smo'"),
         (KernelSVC(solver="gap", C=math.inf), XOR, SIGNS, ConfigError, "a hard margin .* needs `solver=\"libsvm\"`"),
-        (KernelSVC(Spectrum(1), solver="gap"), ["a", "b"], [0, 1], ConfigError, "for kernels of vectors or features"),
         (KernelSVC(decision_function_shape="all"), XOR, SIGNS, ConfigError, "choose one of: ovo, ovr"),
         (KernelSVC(tolerance=0.0), XOR, SIGNS, ConfigError, "KernelSVC.tolerance must be above 0"),
         (KernelSVC(class_weight="even"), XOR, SIGNS, ConfigError, "`class_weight` must be `balanced` or factors"),
@@ -419,36 +416,6 @@ def test_answers_need_what_was_fitted():
     words = KernelSVC(Spectrum(1)).fit(WORDS, FRUIT)
     with pytest.raises(ShapeError, match="sequences of whole numbers and sequences of characters"):
         words.predict([[1, 2, 3]])
-
-
-def test_the_solver_that_stops_on_the_gap_is_given_what_was_agreed(monkeypatch):
-    """A stand-in of it is handed tensors of two classes, and its answer is the machine."""
-    asked = []
-
-    def solve_dual(kernel, X, t, C, *, tolerance=1e-3, max_passes=100, generator=None):
-        asked.append((kernel, X.shape, X.dtype, C.tolist(), tolerance, max_passes, generator.initial_seed()))
-        assert kernel(X[:2], X[2:5]).shape == (2, 3)
-        G = kernel(X.double()).numpy()
-        alpha, _ = oracle.dual(G, t.double().numpy(), C.double().numpy())
-        known = SVC(C=C[0].item(), kernel="precomputed").fit(G, t.numpy())
-        return SimpleNamespace(alpha=torch.from_numpy(alpha).to(X), intercept=known.intercept_[0], passes=3)
-
-    name = "thalweg.energies.kernel_machine.solver"
-    monkeypatch.setitem(sys.modules, name, SimpleNamespace(solve_dual=solve_dual))
-    X, y = IRIS[::3].astype(np.float32), KINDS[::3]
-    machine = KernelSVC(RBF(), solver="gap", max_iter=7, random_state=5).fit(X, y)
-    assert len(asked) == 3
-    assert asked[0] == (machine.kernel_, (34, 4), torch.float32, [1.0] * 34, 1e-3, 7, 5)
-    assert machine.n_iter_.tolist() == [3, 3, 3]
-    known = KernelSVC(RBF()).fit(X, y)
-    assert machine.decision_function(X) == pytest.approx(known.decision_function(X), abs=1e-2)
-    assert machine.kkt_report(tolerance=1e-2).holds
-    # Of features, it is given the features and their kernel.
-    for kernel in (Linear() + RBF(0.5), Normalised(Features(lambda items: items[:, :2], RBF(0.5)))):
-        machine = KernelSVC(kernel, solver="gap", max_iter=7, random_state=5).fit(X, y)
-        known = KernelSVC(kernel).fit(X, y)
-        assert machine.decision_function(X) == pytest.approx(known.decision_function(X), abs=2e-2)
-    assert asked[-1][:2] == (Normalised(RBF(0.5)), (33, 2))
 
 
 def test_a_kernel_that_is_not_symmetric_is_told():

@@ -34,6 +34,7 @@ from thalweg.energies.kernel_machine.functions import Kernel, Normalised, Prepar
 from thalweg.energies.kernel_machine.gram import check_gram, gram
 from thalweg.energies.kernel_machine.machine import KernelMachine
 from thalweg.energies.kernel_machine.regression import KernelSVR
+from thalweg.energies.kernel_machine.solver import Dual, solve_dual
 from thalweg.energies.kernel_machine.strings import Spectrum, Subsequence
 from thalweg.energies.kernel_machine.vectors import RBF, Linear, Polynomial, kernel_named
 from thalweg.energies.latent import Answers, BranchEnergy, CircleEnergy, LatentEnergy, free_energy
@@ -60,6 +61,7 @@ __all__ = [
     "ConvNetConfig",
     "ConvertedTransformer",
     "DegenerateComponentWarning",
+    "Dual",
     "Emission",
     "Estimator",
     "ExactRetrieval",
@@ -124,4 +126,5 @@ __all__ = [
     "margin",
     "pattern_separation",
     "post_transform",
+    "solve_dual",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -14,6 +15,7 @@ from thalweg.energies.kernel_machine.certificate import KKTReport, certify
 from thalweg.energies.kernel_machine.dual import Boundary, Given, hard_margin, libsvm_given, soft_margin
 from thalweg.energies.kernel_machine.functions import Kernel, Prepared
 from thalweg.energies.kernel_machine.machine import KernelMachine, read_bound, read_targets
+from thalweg.energies.kernel_machine.solver import solve_dual
 from thalweg.energies.kernel_machine.vectors import Linear
 from thalweg.energies.rows import read_weights
 from thalweg.errors import ConfigError, NotFittedError, ShapeError, nearest
@@ -57,10 +59,10 @@ class KernelSVC(KernelMachine):
         class_weight: ``"balanced"``, or a factor of C for each class by name.
         probability: also learn ``predict_proba``, by Platt's sigmoid on held-out decisions of up to five folds.
         decision_function_shape: ``ovr``, a column for each class, or ``ovo``, one for each two; two classes have one.
-        solver: ``libsvm``, or ``gap``, which stops on the duality gap and never holds the Gram matrix: for kernels of
-            vectors or features, on any device.
+        solver: ``libsvm``, or ``gap``, which stops on the duality gap, never holds the Gram matrix and computes where X
+            lies (:func:`~thalweg.energies.solve_dual`): for many points and a C that many multipliers reach.
         tolerance: when the solver ends: by how much margins may be missed, or the relative gap.
-        max_iter: steps of libsvm or passes of ``gap``; -1 without limit.
+        max_iter: steps of libsvm, -1 without limit, or of ``gap``, -1 for 200.
         random_state: the seed of ``gap``.
 
     Attributes:
@@ -287,20 +289,19 @@ class KernelSVC(KernelMachine):
         return replace(found, intercept=turn * found.intercept)
 
     def _solve_by_gap(self, items: Prepared, pair: _Pair) -> Boundary:
-        kernel = self.kernel_.on_vectors()
-        if kernel is None:
-            raise ConfigError(f'`solver="gap"` is for kernels of vectors or features, got {self.kernel_!r}; use libsvm')
-        from thalweg.energies.kernel_machine.solver import solve_dual  # pyright: ignore[reportMissingImports]
+        some = items[torch.from_numpy(pair.places).to(items.device)]
+        dtype = torch.float64 if self.tolerance < 1e-5 else torch.float32
+        some = some.to(dtype=dtype)
+        t, C = (torch.from_numpy(each).to(some.device, dtype) for each in (pair.t, pair.C))
+        most = {} if self.max_iter < 0 else {"max_steps": self.max_iter}
+        found = solve_dual(self.kernel_, some, t, C, tolerance=self.tolerance, seed=self.random_state or 0, **most)
+        if found.gap > self.tolerance * abs(found.objective):
+            from sklearn.exceptions import ConvergenceWarning
 
-        table = items.table
-        table = table[torch.from_numpy(pair.places).to(table.device)]
-        generator = None if self.random_state is None else torch.Generator(table.device).manual_seed(self.random_state)
-        most = {} if self.max_iter < 0 else {"max_passes": self.max_iter}
-        found = solve_dual(
-            kernel, table, torch.from_numpy(pair.t).to(table), torch.from_numpy(pair.C).to(table),
-            tolerance=self.tolerance, generator=generator, **most,
-        )  # fmt: skip
-        return Boundary(found.alpha.detach().double().cpu().numpy(), float(found.intercept), int(found.passes))
+            relative = found.gap / max(abs(found.objective), np.finfo(float).tiny)
+            said = f"the gap is {relative:.1e} of the objective after {found.steps} steps, above {self.tolerance:g}"
+            warnings.warn(f"{said}; raise `max_iter` or `tolerance`, or use libsvm", ConvergenceWarning, stacklevel=4)
+        return Boundary(found.alpha.double().cpu().numpy(), found.intercept, found.steps)
 
     def _gather(self, items: Prepared, codes: np.ndarray, intercepts: np.ndarray) -> None:
         """The points that have a multiplier in any pair, by class, and their coefficients."""

@@ -120,10 +120,6 @@ class Kernel(ABC):
         named = ((each.name, getattr(self, each.name)) for each in fields)
         return [(name, part) for name, part in named if isinstance(part, Kernel)]
 
-    def on_vectors(self) -> Kernel | None:
-        """The kernel of the rows of numbers that are prepared (:attr:`Prepared.table`); None where there are none."""
-        return self if self.vectors else None
-
     def __call__(self, X: Any, Z: Any = None) -> Any:
         """Gram matrix ``(N, N)`` of X, or ``(N, M)`` of X with Z: a tensor where X is one, otherwise an array."""
         kernel = self.settled(X) if Z is None else self
@@ -252,11 +248,6 @@ class _Changed(Kernel):
         """Read and check items; see :class:`Kernel`."""
         items = self.kernel.prepare(X, device=device)
         return Prepared(self._of(items), (items,), items.kind, items.array)
-
-    def on_vectors(self) -> Kernel | None:
-        """The same change of the part's kernel of vectors."""
-        inner = self.kernel.on_vectors()
-        return None if inner is None else dataclasses.replace(self, kernel=inner)
 
     def _of(self, items: Prepared) -> tuple[Tensor, ...]:
         return ()
