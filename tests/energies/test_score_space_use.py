@@ -10,6 +10,7 @@ from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
+from torch.distributions import Poisson
 
 from oracles.score_spaces import fisher_vector as fisher_vector_by_hand
 from oracles.score_spaces import fisher_vector_from_moments
@@ -150,7 +151,7 @@ def test_a_clone_shares_the_model_and_has_yet_to_be_fitted():
 def test_bad_input_is_told_in_one_line():
     mixture, chain, x = a_mixture(), a_chain(), ragged()
     symbols = a_chain_of_symbols()
-    blended = HMM(n_states=2, emission="mixture", n_mix=1, max_iter=1).fit(normal(50, 1))
+    odd = HMM([1.0], [[1.0]], Poisson(torch.tensor([1.0])))
     broken = [*x[:2], x[2].index_fill(0, torch.tensor([4]), torch.nan)]
     cases = [
         (ShapeError, "sequence 1 is empty, (0, 2); leave it out", lambda: [x[0], x[0][:0]], mixture, {}),
@@ -162,7 +163,7 @@ def test_bad_input_is_told_in_one_line():
         (NotFittedError, "this GaussianMixture has no parameters yet", lambda: x, GaussianMixture(2), {}),
         (NotFittedError, "this HMM has no parameters yet", lambda: x, HMM(n_states=2), {}),
         (ConfigError, "must be a GaussianMixture or an HMM of thalweg, got SVC", lambda: x, SVC(), {}),
-        (ConfigError, "Gaussian or categorical emissions, got MixtureEmission", lambda: x, blended, {}),
+        (ConfigError, "mixture or categorical emissions, got DistributionEmission", lambda: [[1]], odd, {}),
         (
             ConfigError,
             "`of` names `meens`, no parameter of this Gauss.*; did you mean `means`?",
@@ -174,13 +175,17 @@ def test_bad_input_is_told_in_one_line():
         (ConfigError, "at least one parameter, each once", lambda: x, mixture, {"of": ()}),
         (ConfigError, "at least one parameter, each once", lambda: x, mixture, {"of": ("means", "means")}),
         (ConfigError, "`order` must be 1 or 2, got 3", lambda: x, mixture, {"order": 3}),
-        (ConfigError, "means of a GaussianMixture alone, got means of HMM", lambda: x, chain, {"order": 2}),
+        (ConfigError, "must name them, got weights of Gauss", lambda: x, mixture, {"order": 2, "of": "weights"}),
+        (ConfigError, "got emissions of HMM; use order 1", lambda: [[0]], symbols, {"order": 2, "of": "emissions"}),
+        (ConfigError, "`exact` is of first derivatives", lambda: x, mixture, {"order": 2, "whiten": "exact"}),
+        (ConfigError, "not for 3 components in 2 dimensions; use `whiten`", lambda: x, mixture, {"whiten": "exact"}),
+        (ConfigError, "not for an HMM of 3 states with Gaussian", lambda: x, chain, {"whiten": "exact"}),
         (
             ConfigError,
-            "alone, got weights of GaussianMixture; use order 1",
-            lambda: x,
-            mixture,
-            {"order": 2, "of": "weights"},
+            "tell its states, not for an HMM of 3 states with Cat",
+            lambda: [[0]],
+            symbols,
+            {"whiten": "exact", "of": "initial"},
         ),
         (ConfigError, "`whiten` is unknown: 'diag'; did you mean `diagonal`", lambda: x, mixture, {"whiten": "diag"}),
     ]
@@ -201,8 +206,8 @@ def test_bad_lengths_and_impossible_sequences_are_told_of():
     with pytest.raises(ShapeError, match="sum to the 4 observations"):
         space.fit(normal(4, 2), lengths=[3, 2])
     stuck = HMM([1.0, 0.0], [[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]])
-    with pytest.raises(InfeasibleError):
-        ScoreSpace(stuck, of="initial").fit([[0, 1]])
+    with pytest.raises(InfeasibleError, match="item 1"):
+        ScoreSpace(stuck, of="initial").fit([[0] * 9, [0, 1], [0]])
     with pytest.raises(ConfigError, match="`diagonal` covariances, got `full`"):
         fisher_vector(a_mixture("full"), ragged())
     with pytest.raises(ConfigError, match="need a GaussianMixture, got HMM"):
