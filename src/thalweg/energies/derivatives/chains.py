@@ -222,7 +222,7 @@ def log_moves(moves: Tensor | SparseTransitions) -> Tensor:
 def wide(logarithms: Tensor) -> Tensor:
     """In float64, where rows sum to one once more: then no derivative moves all logits of a row together.
 
-    >>> float(wide(torch.tensor([0.1, 0.9]).log()).exp().sum())
-    1.0
+    >>> wide(torch.tensor([1.0, 1.0]).log()).exp()
+    tensor([0.5000, 0.5000], dtype=torch.float64)
     """
     return logarithms.detach().double().log_softmax(dim=-1)
