@@ -27,6 +27,15 @@ from thalweg.energies.hopfield.fixed_points import FixedPoints, classify_states,
 from thalweg.energies.hopfield.memory import HopfieldMemory, Retrieval
 from thalweg.energies.hopfield.post import PostTransform, post_transform
 from thalweg.energies.hopfield.storage import Nearest, PatternStore
+from thalweg.energies.kernel_machine.certificate import Condition, KKTReport, PairReport, certify
+from thalweg.energies.kernel_machine.classification import KernelSVC
+from thalweg.energies.kernel_machine.features import Features, Fisher
+from thalweg.energies.kernel_machine.functions import Kernel, Normalised, Prepared, Product, Scaled, Sum
+from thalweg.energies.kernel_machine.gram import check_gram, gram
+from thalweg.energies.kernel_machine.machine import KernelMachine
+from thalweg.energies.kernel_machine.regression import KernelSVR
+from thalweg.energies.kernel_machine.strings import Spectrum, Subsequence
+from thalweg.energies.kernel_machine.vectors import RBF, Linear, Polynomial, kernel_named
 from thalweg.energies.latent import Answers, BranchEnergy, CircleEnergy, LatentEnergy, free_energy
 from thalweg.energies.mixture.model import DegenerateComponentWarning, GaussianMixture
 from thalweg.energies.score_space import ScoreSpace, fisher_kernel, fisher_vector
@@ -39,12 +48,14 @@ from thalweg.energies.variational.model import VAE
 
 __all__ = [
     "HMM",
+    "RBF",
     "VAE",
     "Answers",
     "BranchEnergy",
     "CategoricalEmission",
     "Choice",
     "CircleEnergy",
+    "Condition",
     "ConvNet",
     "ConvNetConfig",
     "ConvertedTransformer",
@@ -52,30 +63,49 @@ __all__ = [
     "Emission",
     "Estimator",
     "ExactRetrieval",
+    "Features",
+    "Fisher",
     "FixedPoints",
     "GaussianEmission",
     "GaussianEnergy",
     "GaussianMixture",
     "GenerationRules",
     "HopfieldMemory",
+    "KKTReport",
+    "Kernel",
+    "KernelMachine",
+    "KernelSVC",
+    "KernelSVR",
     "LatentEnergy",
+    "Linear",
     "MLPEnergy",
     "MemoryReport",
     "MixtureEmission",
     "Nearest",
+    "Normalised",
+    "PairReport",
     "PatternStore",
+    "Polynomial",
     "PostTransform",
     "Prediction",
+    "Prepared",
+    "Product",
     "Retrieval",
+    "Scaled",
     "ScoreSpace",
     "Seq2Seq",
     "Seq2SeqConfig",
+    "Spectrum",
+    "Subsequence",
+    "Sum",
     "Transformer",
     "TransformerConfig",
     "Trouble",
     "VAEConfig",
     "VAETraining",
     "analyse_memory",
+    "certify",
+    "check_gram",
     "choose_size",
     "classify_states",
     "draw_points",
@@ -85,8 +115,10 @@ __all__ = [
     "fixed_points",
     "free_energy",
     "from_huggingface",
+    "gram",
     "grid_log_partition",
     "grid_points",
+    "kernel_named",
     "left_to_right",
     "margin",
     "pattern_separation",
