@@ -1,4 +1,4 @@
-"""Digits as lists of dark pixels: a mixture for each digit alone, and as a score space for a large-margin classifier."""
+"""Digits as lists of dark pixels: a mixture for each digit alone, and as a score space for a large-margin machine."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ __all__ = [
 ]
 
 ALONE = "mixtures, Bayes' rule"
-EVERYTHING = ("means", "variances", "weights")
-METHODS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "order 1, means": (1, ("means",)),
-    "order 2, means": (2, ("means",)),
-    "order 1, all": (1, EVERYTHING),
-    "order 2, all": (2, EVERYTHING),
+METHODS: dict[str, tuple[str, ...]] = {
+    "order 1, means": ("means",),
+    "order 2, means": ("means", "second"),
+    "order 1, all": ("means", "variances", "weights"),
+    "order 2, all": ("means", "variances", "weights", "second"),
 }
-"""Score spaces by name: the order, and the parameters; second derivatives are those in the means."""
+"""Score spaces by name: in which parameters; second derivatives are those in the means."""
+_BEFORE = {"order 2, means": "order 1, means", "order 2, all": "order 1, all"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,24 +49,25 @@ class ScoreSpaceSettings:
     Attributes:
         threshold: the least ink of a dark pixel, of 16.
         train, dev: digits to learn from and to choose settings by; all others are test digits.
-        alone: numbers of components of the mixtures that are used alone.
-        components: of those whose score spaces are used.
+        alone: numbers of components of the mixtures that are used alone; the best on dev is taken.
+        components: of those whose score spaces are used; the Bayesian information criterion of the training points
+            chooses, as it would for mixtures that nobody classifies with.
         floor: the least variance of a component as a share of that of all points. Points lie on a grid, where narrow
             components would collapse: 0.2 is a standard deviation of about a pixel, and the best for mixtures alone.
         prices: of slack in the support vector machine, where the mean of the squared norms is 1.
         resamples: of the digits, for intervals.
 
     >>> ScoreSpaceSettings().components
-    (2, 4, 8)
+    (2, 4, 6, 8, 16)
     """
 
     threshold: int = 4
     train: int = 600
-    dev: int = 300
-    alone: tuple[int, ...] = (2, 4, 8, 16, 32)
-    components: tuple[int, ...] = (2, 4, 8)
+    dev: int = 500
+    alone: tuple[int, ...] = (2, 4, 6, 8, 16, 32)
+    components: tuple[int, ...] = (2, 4, 6, 8, 16)
     floor: float = 0.2
-    prices: tuple[float, ...] = (1.0, 5.0, 25.0)
+    prices: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
     resamples: int = 2000
 
     def __post_init__(self) -> None:
@@ -83,8 +84,8 @@ class ScoreSpaceSettings:
 class Split(NamedTuple):
     """Which digits are for learning, choosing and testing.
 
-    >>> Split.drawn(1797, 600, 300, 0).test.shape
-    (897,)
+    >>> Split.drawn(1797, 600, 500, 0).test.shape
+    (697,)
     """
 
     train: np.ndarray
@@ -99,11 +100,30 @@ class Split(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What settings gave: how many components, the share of right answers on dev, and which test answers are right."""
+    """What a number of components gave: the share of right answers on dev, and which test answers are right.
+
+    >>> Answers(4, 0.9, np.array([True, False])).right.mean()
+    np.float64(0.5)
+    """
 
     components: int
     dev: float
     right: np.ndarray
+
+
+class Trial(NamedTuple):
+    """All answers of one split: for each method those of each number of components, and the number that BIC chose."""
+
+    split: Split
+    answers: dict[str, list[Answers]]
+    chosen: int
+
+    def best(self, method: str) -> Answers:
+        """Mixtures alone: of the best number on dev; a score space: of the number that BIC chose."""
+        each = self.answers[method]
+        if method == ALONE:
+            return max(each, key=lambda answers: answers.dev)
+        return next(answers for answers in each if answers.components == self.chosen)
 
 
 def dark_pixels(images: np.ndarray, threshold: int) -> list[np.ndarray]:
@@ -120,12 +140,19 @@ def fit_mixtures(
 ) -> list[GaussianMixture]:
     """A mixture with diagonal covariances of the points of each class."""
     found = []
-    for label in np.unique(labels):
-        points = np.concatenate([sequences[place] for place in np.flatnonzero(labels == label)])
+    for points in _by_class(sequences, labels):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DegenerateComponentWarning)  # that the floor is reached is meant
             found.append(GaussianMixture(components, "diagonal", floor=floor, random_state=0).double().fit(points))
     return found
+
+
+def _by_class(sequences: Sequence[np.ndarray], labels: np.ndarray) -> list[np.ndarray]:
+    """All points of each class."""
+    return [
+        np.concatenate([x for x, own in zip(sequences, labels, strict=True) if own == label])
+        for label in np.unique(labels)
+    ]
 
 
 def by_bayes(models: Sequence[GaussianMixture], sequences: Sequence[np.ndarray]) -> np.ndarray:
@@ -135,12 +162,15 @@ def by_bayes(models: Sequence[GaussianMixture], sequences: Sequence[np.ndarray])
     return np.stack([np.add.reduceat(model.score_samples(points), begins) for model in models], axis=1).argmax(axis=1)
 
 
-def scores_of(
-    models: Sequence[GaussianMixture], sequences: Sequence[np.ndarray], order: int, of: Sequence[str]
-) -> np.ndarray:
-    """The derivatives under the mixture of every class, side by side: ``(B, F)``."""
-    spaces = [ScoreSpace(model, order, of=tuple(of)) for model in models]
-    return np.concatenate([space.fit_transform(sequences) for space in spaces], axis=1)
+def scores_of(models: Sequence[GaussianMixture], sequences: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """Derivatives under the mixture of every class, side by side, ``(B, F)`` by parameter; ``second`` in the means."""
+    found: dict[str, list[np.ndarray]] = {"means": [], "variances": [], "weights": [], "second": []}
+    for model in models:
+        scores = ScoreSpace(model, 2, of=("means", "variances", "weights")).fit_transform(sequences)
+        N, D = model.means_.shape
+        for each, part in zip(found.values(), np.split(scores, np.cumsum([N * D, N * D, N]), axis=1), strict=True):
+            each.append(part)
+    return {name: np.concatenate(parts, axis=1) for name, parts in found.items()}
 
 
 class Scaled(NamedTuple):
@@ -163,6 +193,7 @@ class Scaled(NamedTuple):
         return cls(features.mean(axis=0)[kept], deviation[kept], kept)
 
     def __call__(self, features: np.ndarray) -> np.ndarray:
+        """Of other features ``(B, F)``."""
         return (features[:, self.kept] - self.mean) / self.deviation
 
 
@@ -170,46 +201,55 @@ def run_score_space(settings: ScoreSpaceSettings, seeds: tuple[int, ...], say: S
     """Mixtures alone and four score spaces on each seed; intervals are over digits and seeds together."""
     images, labels = load_digit_images()
     sequences = dark_pixels(images, settings.threshold)
-    runs, certificate = [], {}
+    trials, certificate = [], {}
     for seed in seeds:
         split = Split.drawn(len(labels), settings.train, settings.dev, seed)
-        found, machine = _run(settings, sequences, labels, split)
-        runs.append((split, found))
+        trial, machine = _try(settings, sequences, labels, split)
+        trials.append(trial)
         certificate = certificate or _certificate(machine)
-        best = {method: max(each, key=lambda answers: answers.dev) for method, each in found.items()}
-        said = ", ".join(f"{method} {answers.right.mean():.3f}" for method, answers in best.items())
-        say(f"seed {seed}: {said}")
-    figures = _figures(settings, runs, len(labels)) | {"certificate": certificate}
+        shares = {method: trial.best(method).right.mean() for method in trial.answers}
+        said = ", ".join(f"{method} {share:.3f}" for method, share in shares.items())
+        say(f"seed {seed}: {trial.chosen} components; {said}")
+    figures = _figures(settings, trials, len(labels)) | {"certificate": certificate}
     figures["lengths"] = [min(map(len, sequences)), max(map(len, sequences))]
-    split = runs[0][0]
+    split = trials[0].split
     models = fit_mixtures([sequences[place] for place in split.train], labels[split.train], 4, settings.floor)
     shown = [next(place for place in split.test if labels[place] == digit) for digit in (3, 7, 0)]
     pulls = draw_pulls([(sequences[place], int(labels[place])) for place in shown], models, (8, 9, 6))
     return Findings(_tables(settings, figures, len(seeds)), [draw_accuracies(figures), pulls], figures)
 
 
-def _run(
+def _try(
     settings: ScoreSpaceSettings, sequences: list[np.ndarray], labels: np.ndarray, split: Split
-) -> tuple[dict[str, list[Answers]], KernelSVC]:
-    """Every method with every number of components, and the machine of the best second order in the means."""
+) -> tuple[Trial, KernelSVC]:
+    """Every method with every number of components, and the machine of second order in the means that BIC chose."""
     parts = [[sequences[place] for place in places] for places in split]
+    truth = [labels[places] for places in split]
     found: dict[str, list[Answers]] = {ALONE: []} | {name: [] for name in METHODS}
-    kept, most = None, -1.0
+    criteria, machines = dict[int, float](), dict[int, KernelSVC]()
     for components in sorted({*settings.alone, *settings.components}):
-        models = fit_mixtures(parts[0], labels[split.train], components, settings.floor)
+        models = fit_mixtures(parts[0], truth[0], components, settings.floor)
         if components in settings.alone:
-            dev, test = (
-                by_bayes(models, part) == labels[where] for part, where in zip(parts[1:], split[1:], strict=True)
-            )
+            dev, test = (by_bayes(models, part) == right for part, right in zip(parts[1:], truth[1:], strict=True))
             found[ALONE].append(Answers(components, float(dev.mean()), test))
-        for name, (order, of) in METHODS.items() if components in settings.components else ():
-            features = [scores_of(models, part, order, of) for part in parts]
-            answers, machine = _machine(settings, features, [labels[places] for places in split], components)
+        if components not in settings.components:
+            continue
+        criteria[components] = _criterion(models, parts[0], truth[0])
+        scores = [scores_of(models, part) for part in parts]
+        for name, of in METHODS.items():
+            features = [np.concatenate([part[each] for each in of], axis=1) for part in scores]
+            answers, machine = _machine(settings, features, truth, components)
             found[name].append(answers)
-            if name == "order 2, means" and answers.dev > most:
-                kept, most = machine, answers.dev
-    assert kept is not None
-    return found, kept
+            if name == "order 2, means":
+                machines[components] = machine
+    chosen = min(criteria, key=lambda components: criteria[components])
+    return Trial(split, found, chosen), machines[chosen]
+
+
+def _criterion(models: Sequence[GaussianMixture], sequences: Sequence[np.ndarray], labels: np.ndarray) -> float:
+    """The Bayesian information criterion of all classes together."""
+    each = _by_class(sequences, labels)
+    return sum(model.bic(points) for model, points in zip(models, each, strict=True))
 
 
 def _machine(
@@ -256,78 +296,80 @@ def intervals(hits: np.ndarray, counts: np.ndarray, resamples: int) -> np.ndarra
     return np.stack([both[0], *np.quantile(both[1:], [0.025, 0.975], axis=0)], axis=2)
 
 
-def _figures(
-    settings: ScoreSpaceSettings, runs: list[tuple[Split, dict[str, list[Answers]]]], count: int
-) -> dict[str, Any]:
+def _figures(settings: ScoreSpaceSettings, trials: list[Trial], count: int) -> dict[str, Any]:
     """All that is told: the chosen settings with intervals, and each number of components."""
     counts = np.zeros(count)
-    for split, _ in runs:
-        counts[split.test] += 1
+    for trial in trials:
+        counts[trial.split.test] += 1
 
     def hits(chosen: list[Answers]) -> np.ndarray:
         total = np.zeros(count)
-        for (split, _), answers in zip(runs, chosen, strict=True):
-            total[split.test] += answers.right
+        for trial, answers in zip(trials, chosen, strict=True):
+            total[trial.split.test] += answers.right
         return total
 
     names = [ALONE, *METHODS]
-    best = {name: [max(found[name], key=lambda each: each.dev) for _, found in runs] for name in names}
+    best = {name: [trial.best(name) for trial in trials] for name in names}
     told = intervals(np.stack([hits(best[name]) for name in names]), counts, settings.resamples)
-    figures: dict[str, Any] = {"methods": {}, "by components": {}}
+    figures: dict[str, Any] = {"methods": {}, "by components": {}, "gains": {}}
+    every: dict[str, np.ndarray] = {}
     for place, name in enumerate(names):
         figures["methods"][name] = {
             "components": [answers.components for answers in best[name]],
             "accuracy": told[place, -1].tolist(),
             "over": {other: told[place, there].tolist() for there, other in enumerate(names) if other != name},
         }
-        sizes = settings.alone if name == ALONE else settings.components
-        rows = np.stack([hits([found[name][at] for _, found in runs]) for at in range(len(sizes))])
-        ends = intervals(rows, counts, settings.resamples)[:, -1]
-        figures["by components"][name] = {
-            str(size): end.tolist() for size, end in zip(sorted(sizes), ends, strict=True)
-        }
+        sizes = [answers.components for answers in trials[0].answers[name]]
+        every[name] = np.stack([hits([trial.answers[name][at] for trial in trials]) for at in range(len(sizes))])
+        ends = intervals(every[name], counts, settings.resamples)[:, -1]
+        figures["by components"][name] = {str(size): end.tolist() for size, end in zip(sizes, ends, strict=True)}
+    for name, before in _BEFORE.items():
+        pairs = zip(every[name], every[before], strict=True)
+        gains = [intervals(np.stack(pair), counts, settings.resamples)[0, 1].tolist() for pair in pairs]
+        figures["gains"][name] = dict(zip(figures["by components"][name], gains, strict=True))
     return figures
 
 
 def _tables(settings: ScoreSpaceSettings, figures: dict[str, Any], seeds: int) -> list[Table]:
     rows = []
     for name, told in figures["methods"].items():
-        before = {"order 2, means": "order 1, means", "order 2, all": "order 1, all"}.get(name)
         rows.append(
             {
                 "classifier": name if name == ALONE else f"score space, {name}",
                 "components": " ".join(map(str, told["components"])),
                 "accuracy": _ends(told["accuracy"]),
                 "more than mixtures alone": "" if name == ALONE else _ends(told["over"][ALONE]),
-                "more than order 1": _ends(told["over"][before]) if before else "",
+                "more than order 1": _ends(told["over"][_BEFORE[name]]) if name in _BEFORE else "",
             }
         )
     note = (
-        f"Test digits of {seeds} splits, {settings.train} to learn from and {settings.dev} to choose by; sequences have "
+        f"Test digits of {seeds} splits, {settings.train} to learn from and {settings.dev} to choose by; sequences of "
         f"{figures['lengths'][0]} to {figures['lengths'][1]} points. In brackets 95 % bootstrap intervals over digits, "
-        "differences paired. Components: those chosen on each seed. All: means, variances and weights."
+        "differences paired. Components of mixtures alone were chosen on dev, of score spaces by BIC, for each seed. "
+        "All: means, variances and weights."
     )
-    sizes = sorted({*settings.alone, *settings.components})
     by = [
-        {"components": str(size)}
-        | {name: _ends(ends[str(size)]) if str(size) in ends else "" for name, ends in figures["by components"].items()}
-        for size in sizes
+        {"components": size}
+        | {name: _ends(figures["by components"][name][size]) for name in METHODS}
+        | {"gain of order 2, means": _ends(figures["gains"]["order 2, means"][size])}
+        for size in figures["by components"]["order 2, means"]
     ]
-    kkt = figures["certificate"]
-    held = [
-        {
-            "boundaries": str(kkt["pairs"]),
-            "all conditions hold": "yes" if kkt["holds"] else "no",
-            "nearest to its limit": f"{kkt['condition']}: {kkt['residual']:.1e} of {kkt['allowed']:.1e}",
-            "largest gap / primal": f"{kkt['gap']:.1e}",
-        }
-    ]
-    said = "The machine of the first seed on second order in the means: is it the optimum that it should be?"
     return [
         Table("Accuracy", rows, note),
         Table("By the number of components", by, "Price of slack chosen on dev; test digits of all splits."),
-        Table("Certificate of Karush, Kuhn and Tucker", held, said),
+        _held(figures["certificate"]),
     ]
+
+
+def _held(kkt: dict[str, Any]) -> Table:
+    row = {
+        "boundaries": str(kkt["pairs"]),
+        "all conditions hold": "yes" if kkt["holds"] else "no",
+        "nearest to its limit": f"{kkt['condition']}: {kkt['residual']:.1e} of {kkt['allowed']:.1e}",
+        "largest gap / primal": f"{kkt['gap']:.1e}",
+    }
+    said = "The machine of the first seed on second order in the means: is it the optimum that it should be?"
+    return Table("Certificate of Karush, Kuhn and Tucker", [row], said)
 
 
 def _ends(told: Sequence[float]) -> str:

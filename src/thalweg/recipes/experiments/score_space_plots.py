@@ -41,14 +41,15 @@ def draw_accuracies(figures: dict[str, Any]) -> Picture:
         right.plot(middle, spot, "o", color=COLOURS[place], markersize=6)
         right.annotate(f"{middle:.3f}", (middle, spot), (0, 7), textcoords="offset points", ha="center", fontsize=8)
     right.set_yticks(range(len(names), 0, -1), [_words(name) for name in names])
-    right.set(xlabel="accuracy, settings chosen on dev", ylim=(0.5, len(names) + 0.7))
+    right.set(xlabel="accuracy, components chosen", ylim=(0.5, len(names) + 0.7))
     tidy(left)
     tidy(right)
     right.grid(axis="x", color="#dfe5e3", linewidth=0.8)
     caption = (
-        "Digits as lists of dark pixels. Left: in the derivatives of ten mixtures a linear machine finds more than Bayes' "
-        "rule does with the mixtures themselves, and second derivatives tell more than first ones of the same mixtures. "
-        "Right: with components and price of slack chosen on dev. Bands and bars are 95 % intervals."
+        "Digits as lists of dark pixels. Left: in the derivatives of ten mixtures a linear machine finds more than "
+        "Bayes' rule does with the mixtures themselves, and second derivatives tell more than the first ones of the "
+        "same small mixtures. Right: mixtures alone with the components that are best on dev, score spaces with those "
+        "that BIC chose. Bands and bars are 95 % intervals."
     )
     return Picture("accuracies", caption, to_png(figure))
 
@@ -81,9 +82,9 @@ def draw_pulls(
             ax.set(aspect="equal", xlim=(-4.6, 4.6), ylim=(4.6, -4.6), xticks=[], yticks=[])
             ax.spines[:].set_color("#c9d2d0")
     caption = (
-        "Derivatives in the means: where each component would have to go for the digit to be more probable. They are short "
-        "under the mixture of the digit's own class and long where the mixture expects other strokes; the machine sees "
-        "those of all ten. Ellipses are one standard deviation."
+        "Derivatives in the means: where each component would have to go for the digit to be more probable. They are "
+        "short under the mixture of the digit's own class and long where the mixture expects other strokes; the "
+        "machine sees those of all ten. Ellipses are one standard deviation."
     )
     return Picture("pulls", caption, to_png(figure))
 
