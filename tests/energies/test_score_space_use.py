@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
+
 import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.model_selection import cross_val_score
-from sklearn.pipeline import make_pipeline
+from sklearn.mixture import GaussianMixture as SklearnMixture
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
+from sklearn.utils import get_tags
 from torch.distributions import Poisson
 
 from oracles.score_spaces import fisher_vector as fisher_vector_by_hand
@@ -212,3 +217,55 @@ def test_bad_lengths_and_impossible_sequences_are_told_of():
         fisher_vector(a_mixture("full"), ragged())
     with pytest.raises(ConfigError, match="need a GaussianMixture, got HMM"):
         fisher_vector(a_chain(), ragged())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("improved", [False, True])
+def test_fisher_vectors_are_those_that_scikit_image_computes(improved):
+    feature = pytest.importorskip("skimage.feature", reason="scikit-image is not installed: pip install scikit-image")
+    model = a_mixture()
+    weights, means, variances = (each.detach().numpy() for each in (model.weights_, model.means_, model.covariances_))
+    peer = SklearnMixture(3, covariance_type="diag")
+    peer.weights_, peer.means_, peer.covariances_ = weights, means, variances
+    peer.precisions_cholesky_ = 1 / np.sqrt(variances)
+    theirs = np.stack([feature.fisher_vector(x.numpy(), peer, improved=improved) for x in ragged()])
+    ours = fisher_vector(model, [x.numpy() for x in ragged()], improved=improved)
+    np.testing.assert_allclose(ours * np.r_[np.ones(9), -np.ones(6)], theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_a_search_goes_through_orders_and_settings_of_a_pipeline():
+    """Classes with the same mean and variances, but coordinates that move together or apart."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    sequences = []
+    for label in labels:
+        along = (0.8, 0.0, -0.8)[label]
+        points = rng.normal(size=(rng.integers(15, 40), 2))
+        sequences.append(np.c_[points[:, 0], along * points[:, 0] + np.sqrt(1 - along**2) * points[:, 1]])
+    model = GaussianMixture(2, "diagonal", random_state=0).double().fit(np.concatenate(sequences[:40]))
+    pipeline = Pipeline([("space", ScoreSpace(model)), ("scale", StandardScaler()), ("svm", SVC(kernel="linear"))])
+    grid = {"space__order": [1, 2], "space__average": [False, True], "svm__C": [0.1, 1.0]}
+    search = GridSearchCV(pipeline, grid, cv=3).fit(sequences[:40], labels[:40])
+    assert search.score(sequences[40:], labels[40:]) >= 0.9
+    assert search.best_estimator_["space"].model is model
+    assert set(search.cv_results_["param_space__order"]) == {1, 2}
+
+
+def test_manners_of_a_transformer():
+    """What `check_estimator` asks, of an estimator whose X are sequences."""
+    space, x = ScoreSpace(a_mixture(), of=("means", "weights"), whiten="diagonal"), ragged()
+    settings = space.get_params(deep=False)
+    assert space.fit(x) is space
+    assert space.get_params(deep=False) == settings
+    assert [*inspect.signature(ScoreSpace.__init__).parameters][1:] == list(settings)
+    assert space.n_features_in_ == 2
+    before = [each.clone() for each in x]
+    close(space.fit_transform(x), space.fit(x).transform(x))
+    close(ScoreSpace(**settings).fit(x, y=[0, 1, 0]).transform(x), space.transform(x))  # y is not looked at
+    assert all(map(torch.equal, before, x))
+    close(space.transform(list(reversed(x))), space.transform(x).flip(0))
+    again = pickle.loads(pickle.dumps(space))
+    close(again.transform(x), space.transform(x))
+    assert get_tags(space).transformer_tags is not None
+    assert "whiten='diagonal'" in repr(space)
+    with pytest.raises(ConfigError, match="`widen` is no setting of ScoreSpace; did you mean `whiten`"):
+        space.set_params(widen="none")
