@@ -48,7 +48,7 @@ def draw_accuracies(figures: dict[str, Any]) -> Picture:
     caption = (
         "Digits as lists of dark pixels. Left: in the derivatives of ten mixtures a linear machine finds more than "
         "Bayes' rule does with the mixtures themselves, and second derivatives tell more than the first ones of the "
-        "same small mixtures. Right: mixtures alone with the components that are best on dev, score spaces with those "
+        "same mixtures. Right: mixtures alone with the components that are best on dev, score spaces with those "
         "that BIC chose. Bands and bars are 95 % intervals."
     )
     return Picture("accuracies", caption, to_png(figure))
