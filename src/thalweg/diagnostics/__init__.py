@@ -1,7 +1,7 @@
 """Is it as the theory says, and why does it train? Measurements on energies and on networks.
 
 Curvature at a point; Jacobians of blocks and spans of time; gradients through depth and time; saturation; what weight
-decay and normalisation do.
+decay and normalisation do; whether a large-margin machine is at its optimum.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from thalweg.diagnostics.jacobians import (
     jacobian_spectrum,
     span_spectra,
 )
+from thalweg.diagnostics.kkt import kkt_report
 from thalweg.diagnostics.map_use import ChannelUse, LayerStretch, NormUse, channel_use, layer_stretches, norm_use
 from thalweg.diagnostics.normalisation import (
     NormalisationReport,
@@ -109,6 +110,7 @@ __all__ = [
     "integrated_gradients",
     "jacobian",
     "jacobian_spectrum",
+    "kkt_report",
     "layer_norm_jacobian",
     "layer_stretches",
     "linear_recurrence",

@@ -82,12 +82,12 @@ class KKTReport:
     >>> points = [[1, 1], [2, 2], [2, 0], [0, 0], [1, 0], [0, 1]]
     >>> print(KernelSVC("linear", C=math.inf).fit(points, [1, 1, 1, -1, -1, -1]).kkt_report())
     -1 | 1: margin 0.707107, primal 4, dual 4, gap 0; 3 support vectors, 4 points on the margin
-      condition                residual  allowed   at  holds
-      a >= 0                   0         0.008     -   yes
-      t f(x) >= 1              0         0.002     -   yes
-      a (t f(x) - 1) = 0       0         0.008     -   yes
-      sum a t = 0              0         0.008     -   yes
-      w = sum a t x            0         0.008     -   yes
+      condition                   residual  allowed   at  holds
+      a >= 0                      0         0.008     -   yes
+      t f(x) >= 1                 0         0.002     -   yes
+      a (t f(x) - 1) = 0          0         0.008     -   yes
+      sum a t = 0                 0         0.008     -   yes
+      w = sum a t x               0         0.008     -   yes
     """
 
     pairs: tuple[PairReport, ...]
@@ -138,10 +138,10 @@ class KKTReport:
                 f"dual {pair.dual:.6g}, gap {pair.gap:.3g}; {len(pair.support)} support vectors, "
                 f"{len(pair.on_margin)} points on the margin"
             )
-            lines.append(f"  {'condition':<25}{'residual':<10}{'allowed':<10}{'at':<4}holds")
+            lines.append(f"  {'condition':<28}{'residual':<10}{'allowed':<10}{'at':<4}holds")
             for row in KKTReport((pair,)).rows():
                 lines.append(
-                    f"  {row['condition']:<25}{row['residual']:<10}{row['allowed']:<10}{row['at']:<4}{row['holds']}"
+                    f"  {row['condition']:<28}{row['residual']:<10}{row['allowed']:<10}{row['at']:<4}{row['holds']}"
                 )
         return "\n".join(lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -172,16 +173,22 @@ class KernelSVC(KernelMachine):
     @property
     def predict_proba(self) -> Any:
         """``predict_proba(X)``: the probability of each class, ``(N, K)``; there with ``probability=True``."""
-        if not self.probability:
-            raise AttributeError("`predict_proba` is there with `probability=True` before `fit`")
+        if self._lacking("predict_proba"):
+            raise AttributeError
         return self._probabilities
+
+    def _lacking(self, name: str) -> str | None:
+        if name == "predict_proba" and not self.probability:
+            return "`predict_proba` needs `probability=True` before `fit`"
+        return super()._lacking(name)
 
     def kkt_report(self, X: Any = None, y: Any = None, *, tolerance: float | None = None) -> KKTReport:
         """The residual of every condition of the optimum, the margin and the duality gap; :class:`KKTReport`.
 
         Args:
             X, y: the training set in its order; by default the one given to ``fit``, as it is now.
-            tolerance: what counts as holding, see :func:`~thalweg.energies.certify`; twice the solver's by default.
+            tolerance: what counts as holding, see :func:`~thalweg.energies.certify`; by default twice the solver's,
+                but no less than 1e-4: libsvm keeps kernel values in float32.
         """
         self._check_fitted()
         if X is None and "_training" not in self.__dict__:
@@ -200,7 +207,7 @@ class KernelSVC(KernelMachine):
                 certify(
                     pair.t, pair.alpha, pair.C, sums[pair.places, place], float(self.intercept_[place]),
                     classes=names, places=pair.places, weights=weights,
-                    tolerance=2 * self.tolerance if tolerance is None else tolerance,
+                    tolerance=max(1e-4, 2 * self.tolerance) if tolerance is None else tolerance,
                 )
             )  # fmt: skip
         return KKTReport(tuple(reports))
@@ -230,7 +237,7 @@ class KernelSVC(KernelMachine):
             raise ShapeError(f"y must hold classes: {error}".splitlines()[0]) from None
         if len(self.classes_) < 2:
             raise ShapeError(
-                f"y must have two classes or more, got 1 class: {self.classes_[0]!r}; nothing can be told apart"
+                f"y must have two classes or more, got 1 class: {self.classes_[0]!s}; nothing can be told apart"
             )
         return codes
 
@@ -269,18 +276,23 @@ class KernelSVC(KernelMachine):
         bounds = np.where(factors > 0, C, 0.0) if np.inf == C else C * factors
         for code, name in enumerate(self.classes_):
             if not (bounds[codes == code] > 0).any():
-                raise ShapeError(f"class {name!r} has no point with a weight above 0; leave the class out")
+                raise ShapeError(f"class {name!s} has no point with a weight above 0; leave the class out")
         return bounds
 
     def _solve(self, given: Given | Prepared, pair: _Pair) -> Boundary:
-        if isinstance(given, Given):
-            part, settings = given.part(pair.places), given.settings
-            if np.isinf(pair.C).all():
-                classes = f"{self.classes_[pair.negative]!s} and {self.classes_[pair.positive]!s}"
-                names = repr(self.kernel_), classes, pair.places
-                return hard_margin(part, settings, pair.t, tolerance=self.tolerance, names=names)
-            return soft_margin(part, settings, pair.t, pair.C, tolerance=self.tolerance, max_iter=self.max_iter)
-        return self._solve_by_gap(given, pair)
+        if not isinstance(given, Given):
+            return self._solve_by_gap(given, pair)
+        part, settings = given.part(pair.places), given.settings
+        # With the later class above 0 libsvm takes the same steps as scikit-learn's own machine.
+        turn = 1.0 if pair.positive > pair.negative else -1.0
+        if np.isinf(pair.C).all():
+            classes = f"{self.classes_[pair.negative]!s} and {self.classes_[pair.positive]!s}"
+            names = repr(self.kernel_), classes, pair.places
+            found = hard_margin(part, settings, turn * pair.t, tolerance=self.tolerance, names=names)
+        else:
+            how: dict[str, Any] = {"tolerance": self.tolerance, "max_iter": self.max_iter}
+            found = soft_margin(part, settings, turn * pair.t, pair.C, **how)
+        return replace(found, intercept=turn * found.intercept)
 
     def _solve_by_gap(self, items: Prepared, pair: _Pair) -> Boundary:
         if not self.kernel_.vectors or not items.tensors:

@@ -47,23 +47,40 @@ class KernelMachine(Estimator):
     @property
     def support_vectors_(self) -> np.ndarray:
         """The points that are kept, ``(S, D)``, of a kernel of vectors."""
-        return self._vectors("support vectors").numpy()
+        if self._lacking("support_vectors_"):
+            raise AttributeError
+        items = self._support
+        while items.inner:
+            items = items.inner[0]
+        return items.tensors[0].double().numpy()
 
     @property
     def coef_(self) -> np.ndarray:
         """w of f(x) = w'x + b, ``(P, D)``, of the linear kernel."""
-        if self.__sklearn_is_fitted__() and not isinstance(self.kernel_, Linear):
-            raise AttributeError(f"`coef_` is that of the linear kernel, this is {self.kernel_!r}; use `dual_coef_`")
-        return self._weights.numpy().T @ self._vectors("coefficients").numpy()
+        if self._lacking("coef_"):
+            raise AttributeError
+        return self._weights.numpy().T @ self.support_vectors_
 
-    def _vectors(self, what: str) -> Tensor:
-        self._check_fitted()
+    def __getattr__(self, name: str) -> Any:
+        # What a property refuses is asked for here once more: the place to say why.
+        why = self._lacking(name)
+        if why:
+            raise AttributeError(why)
+        return super().__getattr__(name)
+
+    def _lacking(self, name: str) -> str | None:
+        """Why an attribute is not there, of those that are there at times."""
+        if name not in ("coef_", "support_vectors_"):
+            return None
+        if not self.__sklearn_is_fitted__():
+            return f"this {type(self).__name__} has no parameters yet: call `fit` first"
+        if name == "coef_" and not isinstance(self.kernel_, Linear):
+            return f"`coef_` is that of the linear kernel, this is {self.kernel_!r}; use `dual_coef_`"
         if not self.kernel_.vectors:
-            raise AttributeError(f"there are no {what} of {self.kernel_!r}, whose items are no rows of numbers")
-        items = self._support
-        while items.inner:
-            items = items.inner[0]
-        return items.tensors[0].double().cpu()
+            return (
+                f"there are no support vectors of {self.kernel_!r}, whose items are no rows of numbers; use `support_`"
+            )
+        return None
 
     def _begin(self, X: Any, *, double: bool = True) -> Prepared:
         """Settle the kernel by the training set, and prepare it."""

@@ -19,6 +19,7 @@ from thalweg.recipes.experiments.digits import DigitsSettings, run_digits
 from thalweg.recipes.experiments.findings import Findings, Say, Table
 from thalweg.recipes.experiments.instances import InstancesSettings, run_instances
 from thalweg.recipes.experiments.landscape import LandscapeSettings, run_landscape
+from thalweg.recipes.experiments.large_margin import LargeMarginSettings, run_large_margin
 from thalweg.recipes.experiments.losses import LossesSettings, run_losses
 from thalweg.recipes.experiments.mixtures import MixturesSettings, run_mixtures
 from thalweg.recipes.experiments.page import experiment_page
@@ -51,6 +52,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "digits": Experiment(DigitsSettings, run_digits),
     "instances": Experiment(InstancesSettings, run_instances),
     "landscape": Experiment(LandscapeSettings, run_landscape),
+    "large-margin": Experiment(LargeMarginSettings, run_large_margin),
     "losses": Experiment(LossesSettings, run_losses),
     "mixtures": Experiment(MixturesSettings, run_mixtures),
     "score_space": Experiment(ScoreSpaceSettings, run_score_space),
