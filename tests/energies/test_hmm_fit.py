@@ -170,7 +170,7 @@ def test_vectors_known_in_part(kind):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", ["categorical", "gaussian", "mixture"])
-def test_the_likelihood_never_falls_and_restarts_help(kind, dtype):
+def test_v2_the_likelihood_never_falls_and_restarts_help(kind, dtype):
     states, x = ramp()
     data = (states + (x[..., 0] > 6)).long() if kind == "categorical" else x.to(dtype)
     model = HMM(emission=kind, n_states=3, max_iter=30, tol=1e-7).fit(data)
@@ -472,6 +472,8 @@ NONE = np.zeros((0, 2))
         ({"n_states": 2}, [np.ones((5, 2))], {"lengths": [5]}, "`lengths` must be None with a list"),
         ({"n_states": 2}, np.ones((5, 2)), {"observed": np.ones(5)}, "`observed` must be bool"),
         ({"n_states": 2}, np.ones((5, 2)), {"observed": np.ones(4, dtype=bool)}, "`observed` must be bool with 5 rows"),
+        ({"n_states": 2}, np.ones((5, 2)), {}, r"X has one distinct point in 5 sample\(s\)"),
+        ({"n_states": 2, "emission": "mixture"}, np.ones((5, 2), dtype=int), {}, "one distinct point"),
         ({"n_states": 9}, np.ones((5, 2)), {}, "at most the number of observations, got 9 states for n_samples = 5"),
         ({}, np.ones((5, 2)), {}, "`n_states` must be given"),
         ({"n_states": 0}, None, {}, "`n_states` must be an integer of at least 1"),

@@ -273,6 +273,20 @@ def test_online_steps_approach_the_maximum():
         assert abs(best.score(X) - before) < 1e-3
 
 
+def test_online_steps_over_a_memory_mapped_file(tmp_path):
+    X = clusters(3000, apart=6.0).astype(np.float32)
+    np.random.default_rng(0).shuffle(X)
+    np.save(tmp_path / "x.npy", X)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    there, here = (GaussianMixture(3, random_state=0) for _ in range(2))
+    for first in [*range(0, 3000, 500)] * 10:
+        there.partial_fit(mapped[first : first + 500])
+        here.partial_fit(torch.from_numpy(X[first : first + 500]))
+    assert torch.equal(there.means_, here.means_)
+    best = GaussianMixture(3, random_state=0, n_restarts=3).fit(mapped)
+    assert there.score(mapped) > best.score(mapped) - 0.01
+
+
 def test_degenerate_components_are_reported():
     X = np.concatenate([np.random.default_rng(0).normal(size=(50, 2)), np.full((10, 2), 7.0)])
     with pytest.warns(DegenerateComponentWarning, match="1 of 2 components are degenerate.*variance floor 1e-06"):
@@ -345,6 +359,7 @@ HOLE[3, 1] = np.nan
         ({"missing": True}, np.where(np.isnan(HOLE), np.inf, HOLE), ShapeError, "infinity"),
         ({"missing": True}, GOOD * [[1, np.nan, 1]], ShapeError, "column 1 of X has no observed value"),
         ({}, np.ones((5, 2)), ShapeError, r"one distinct point in 5 sample\(s\)"),
+        ({}, 1e200 * GOOD, ShapeError, r"squares that float64 holds, got numbers up to .*e\+200; scale X"),
         ({"n_components": 31}, GOOD, ShapeError, r"31 components need at least as many points, got 30"),
         ({"means": np.zeros((2, 2))}, GOOD, ShapeError, "D = 3 as in X"),
         ({"n_components": 3, "means": np.zeros((2, 3))}, GOOD, ShapeError, "N = 3 as in `n_components`"),
@@ -367,6 +382,12 @@ def test_what_is_refused(settings, X, error, message):
     with pytest.raises(error, match=message) as caught:
         GaussianMixture(**settings).fit(X)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [-1, 2.5, True, "many"])
+def test_samples_that_are_refused(count):
+    with pytest.raises(ConfigError, match="`count` must be an integer of at least 0, got"):
+        GaussianMixture().fit(GOOD).sample(count)
 
 
 def test_weights_of_rows_that_are_refused():

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from oracles import linear_gaussian
 from thalweg.energies import VAE, VAEConfig, VAETraining
-from thalweg.errors import ThalwegError
+from thalweg.errors import NotFittedError, ThalwegError
 from thalweg.inference import expectation, linear_anneal
-from thalweg.learning import Trainer, TrainerConfig
+from thalweg.learning import Trainer, TrainerConfig, losses
 
 QUICK = VAETraining(epochs=2, batch_size=16)
 
@@ -263,6 +263,67 @@ def test_scikit_learn_takes_it_as_one_of_its_own() -> None:
     assert changed.fit(X).transform(X).shape == (30, 3)
 
 
+# Checks of scikit-learn that cannot hold, each with the reason.
+EXPECTED_TO_FAIL = {
+    "check_no_attributes_set_in_init": "`training` is a public attribute of every torch module",
+    "check_do_not_raise_errors_in_init_or_set_params": "a config is a model at once, so a wrong one is refused at once",
+    "check_methods_sample_order_invariance": "`score_samples` is drawn: a row's noise depends on its place",
+    "check_methods_subset_invariance": "`score_samples` is drawn: a row's noise depends on its place",
+}
+
+
+@pytest.mark.filterwarnings("ignore:Estimator VAE does not inherit:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*occurred during set_params:UserWarning")
+@pytest.mark.filterwarnings("ignore:Estimator's parameters changed after set_params:UserWarning")
+def test_the_checks_of_scikit_learn_pass_but_for_those_named() -> None:
+    from sklearn.utils.estimator_checks import check_estimator
+
+    model = VAE(fitting=VAETraining(epochs=2))
+    found = check_estimator(model, expected_failed_checks=EXPECTED_TO_FAIL, on_skip=None, on_fail="raise")
+    status = {each["check_name"]: each["status"] for each in found}
+    assert {name for name, what in status.items() if what == "xfail"} == EXPECTED_TO_FAIL.keys()
+    assert sum(what == "passed" for what in status.values()) > 35
+
+
+def test_without_a_config_the_data_gives_the_shape() -> None:
+    x = torch.randn(20, 3, 4, generator=torch.Generator().manual_seed(0))
+    model = VAE(fitting=QUICK, random_state=1)
+    for ask in (lambda: model(x), lambda: model.sample(), lambda: model.transform(x), lambda: model.latent_map()):
+        with pytest.raises(NotFittedError, match="this VAE has no parameters yet: call `fit` first"):
+            ask()
+    assert model.fit(x).reconstruct(x).shape == x.shape
+    assert model.get_params()["config"] is None
+    same = VAE(VAEConfig(shape=(3, 4), likelihood="gaussian"), fitting=QUICK, random_state=1).fit(x)
+    assert torch.equal(same.transform(x), model.transform(x))
+    assert model.fit(x[:, :, 0].numpy()).sample(2).shape == (2, 3)  # a fit begins anew
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("network", ["dense", "convolution"])
+def test_a_gpu_fits_it_too(network) -> None:
+    x = torch.rand(20, 6, 5, generator=torch.Generator().manual_seed(0)).cuda()
+    there = VAE(fitting=QUICK).fit(x)
+    other = VAE(VAEConfig(shape=(6, 5), network=network, hidden=(4, 4)), fitting=QUICK).cuda().fit(x)
+    for model in (there, other):
+        assert all(weight.is_cuda for weight in model.parameters())
+        assert model.transform(x).is_cuda
+        assert model.sample(2).is_cuda
+        here = model.reconstruct(x.cpu().numpy())
+        assert isinstance(here, np.ndarray)
+        assert np.allclose(here, model.cpu().reconstruct(x.cpu().numpy()), atol=1e-4)
+
+
+@pytest.mark.parametrize("loss", [losses.hinge, losses.log, losses.square_square])
+def test_losses_of_energies_take_it(loss: Any) -> None:
+    """A classifier of two models, and pairs of a right and a wrong x: gradients reach every weight."""
+    models = [VAE(VAEConfig(shape=(4,), likelihood="gaussian", hidden=(3,)), random_state=n) for n in range(2)]
+    x, gold = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 0, 1])
+    energies = torch.stack([model.free_energy(x, samples=4) for model in models], dim=1)
+    value = losses.nll(energies, gold).sum() + loss(models[0](x), models[0](x + 1)).sum()
+    value.backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for m in models for weight in m.parameters())
+
+
 BERNOULLI, GAUSSIAN = (VAE(VAEConfig(shape=(2, 2), likelihood=name, hidden=(3,))) for name in ("bernoulli", "gaussian"))
 SIX: Any = VAE(VAEConfig(shape=(6,), latent=3, hidden=(3,)))
 
@@ -275,6 +336,10 @@ SIX: Any = VAE(VAEConfig(shape=(6,), latent=3, hidden=(3,)))
         (lambda: BERNOULLI.fit(np.full((3, 4), 2.0)), "values in [0, 1], got 2 to 2; scale them"),
         (lambda: BERNOULLI(torch.full((3, 4), -0.5)), "values in [0, 1], got -0.5 to -0.5"),
         (lambda: BERNOULLI(torch.full((3, 4), math.nan)), "values in [0, 1], got NaN"),
+        (lambda: GAUSSIAN.fit(np.ones((3, 4))), "X has one distinct point in 3 sample(s)"),
+        (lambda: BERNOULLI.fit(np.zeros((0, 2, 2))), "X is empty: 0 sample(s)"),
+        (lambda: BERNOULLI.fit(np.array([[{}]], dtype=object)), "X must hold numbers"),
+        (lambda: VAE().set_params(config=3).fit(np.zeros((2, 2))), "`config` must be a VAEConfig, got int"),
         (lambda: GAUSSIAN(torch.full((3, 4), math.nan)), "must be finite, got NaN"),
         (lambda: GAUSSIAN(torch.full((3, 4), math.inf)), "must be finite, got NaN or infinite"),
         (lambda: GAUSSIAN.fit([[0.0, 1.0, math.nan, 0.0]]), "X contains NaN at row 0, column 2"),

@@ -399,7 +399,7 @@ def test_chain_reinforce_gradient_is_unbiased() -> None:
 
 
 @pytest.mark.parametrize("family", ["full", "diagonal"])
-def test_variational_em_reaches_probabilistic_pca(family: str) -> None:
+def test_v1_v2_variational_em_reaches_probabilistic_pca(family: str) -> None:
     """V1 and V2: q and the parameters by turns; the bound never falls and ends at the closed-form maximum.
 
     A diagonal q ends there too, for W may be rotated until the posterior has no correlations.

@@ -148,8 +148,11 @@ def test_missing_numbers(tmp_path, table):
         ("", (), "expected rows of numbers, got an empty file"),
         ("a,b\n1,x\n", (), ":2: expected a number in column 2, got `x`"),
         ("1,2\n3,4\n", (), "expected three rows or more, got 2"),
-        ("1,2\n3,4\n5,6\n7,8\n", ("components=30",), "30 components need at least as many points"),
-        ("1,2\n" * 9, (), "one distinct point"),
+        ("1,2\n3,4\n5,6\n7,8\n", ("components=30",), "at least 30 rows to learn from for components=30, got 3 beside"),
+        ("1,2\n3,4\n5,6\n7,8\n", ("--model", "hmm", "states=9"), "at least 9 rows to learn from for states=9, got 3"),
+        ("1,2\n" * 9, (), "x.csv: expected rows that differ, got one distinct point 8 times"),
+        ("1,2\n" * 9, ("--model", "hmm"), "one distinct point 8 times"),
+        ("1,2\n" * 9, ("--model", "vae"), "one distinct point 8 times"),
         ("1,2\n3,4\n5,6\n", ("components=0",), "model.components must be at least 1"),
         ("1,2\n3,4\n5,6\n", ("covarianc=full",), "did you mean `covariance`"),
         ("1,2\n3,4\n5,6\n", ("sequence=who",), "expected a column `who`"),
@@ -170,3 +173,10 @@ def test_other_columns_and_other_options_are_refused(tmp_path, table):
     assert "expected 2 columns of numbers as in training, got 3" in refused("predict", out, other)
     assert "a density has no use for it" in refused("predict", out, table, "--width", 3)
     assert "no numbers; name CSV files" in refused("predict", out)
+
+
+def test_a_table_without_sequences_is_one_to_an_hmm(tmp_path, table):
+    out = tmp_path / "run"
+    done("train", "--task", "density", table, "--model", "hmm", "states=2", "--out", out, "epochs=2", "device=cpu")
+    (line,) = done("predict", out, table).splitlines()
+    assert line.startswith("points.csv sequence 1\t")

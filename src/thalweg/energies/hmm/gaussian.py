@@ -21,7 +21,8 @@ Covariance = Literal["spherical", "diagonal", "tied", "full"]
 
 _LOG_2PI = math.log(2 * math.pi)
 _BLOCK = 2048  # rows of such a product
-_AT_ONCE = 2**20  # numbers of an intermediate result, (rows, P, D)
+# Numbers of an intermediate result, (rows, P, D): on a CPU it should stay near the cache, a GPU wants few launches.
+_AT_ONCE = {"cpu": 2**20, "cuda": 2**26}
 
 
 class GaussianEmission(Emission):
@@ -183,7 +184,7 @@ class GaussianEmission(Emission):
         constants = -factors.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * D * _LOG_2PI
         found = [
             constants - 0.5 * (rows @ inverse.flatten(0, 1).t() - shift).square().view(-1, P, D).sum(-1)
-            for rows in centred.split(max(1, _AT_ONCE // (P * D)))
+            for rows in centred.split(max(1, _at_once(centred) // (P * D)))
         ]
         return torch.cat(found)
 
@@ -203,7 +204,7 @@ class GaussianEmission(Emission):
         centred = prepared[0]
         P, D = weights.size(1), centred.size(1)
         second = centred.new_zeros(P, D * D)
-        step = max(_BLOCK, _AT_ONCE // (D * D) // _BLOCK * _BLOCK)
+        step = max(_BLOCK, _at_once(centred) // (D * D) // _BLOCK * _BLOCK)
         for rows, shares in zip(centred.split(step), weights.split(step), strict=True):
             second += _summed(shares, (rows.unsqueeze(2) * rows.unsqueeze(1)).flatten(1))
         return weights.sum(0).unsqueeze(1), _summed(weights, centred), second.view(P, D, D)
@@ -241,8 +242,8 @@ class GaussianEmission(Emission):
         if self.covariance_type == "spherical":
             spread, counts, floor = spread.sum(1, keepdim=True), counts.sum(1, keepdim=True), floor.mean()
         # What was never visited, and has no parameters to keep, begins as wide as the data.
-        spread = torch.where(counts >= UNSEEN, spread, self.spread_of_data if floor.dim() else floor)
-        return torch.maximum(spread / torch.where(counts >= UNSEEN, counts, 1.0), floor)
+        begin = self.spread_of_data if floor.dim() else floor
+        return torch.maximum(torch.where(counts >= UNSEEN, spread / counts, begin), floor)
 
     def _matrices(self, spread: Tensor, counts: Tensor, floor: Tensor) -> Tensor:
         """(P, D, D), or (G, D, D) for G groups that share one; eigenvalues no less than the floor, in units of it."""
@@ -289,6 +290,10 @@ class GaussianEmission(Emission):
         means, scales = cast(Tensor, self.means), cast(Tensor, self.scales)
         D = means.size(1)
         return means.numel() + (scales.numel() if self.diagonal else len(scales) * D * (D + 1) // 2)
+
+
+def _at_once(like: Tensor) -> int:
+    return _AT_ONCE.get(like.device.type, _AT_ONCE["cpu"])
 
 
 def _summed(weights: Tensor, values: Tensor) -> Tensor:

@@ -114,5 +114,4 @@ def from_counts(counts: Tensor, log_rows: Tensor, pseudo_count: float, rows: Ten
     totals = counts.sum(-1, keepdim=True)
     if rows is not None:  # of which there are no more than entries
         totals = torch.zeros_like(counts).index_add(0, rows, counts)[rows]
-    found = log_of(counts) - torch.where(totals > 0, totals, 1.0).log()
-    return torch.where(totals > 0, found, log_rows.to(found.dtype))
+    return torch.where(totals > 0, counts.log() - totals.log(), log_rows.to(counts.dtype))

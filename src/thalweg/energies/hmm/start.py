@@ -12,7 +12,7 @@ from thalweg.energies.hmm.fitting import Data, Parts
 from thalweg.energies.hmm.inference import prepared_of
 from thalweg.energies.hmm.sequences import Known
 from thalweg.energies.hmm.states import States
-from thalweg.errors import ConfigError
+from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.structures.chain import LinearChain
 from thalweg.kernels.potentials import SparseTransitions
 
@@ -54,6 +54,11 @@ def begin(
     log_initial, moves, emission = given
     if emission.fitted_by_em and carries_graph(emission):
         raise ConfigError("`emission` must be detached for `fit`, got tensors that are part of a graph")
+    values = known.values
+    if emission.fitted_by_em and emission.event_dim and known.present is None and bool((values == values[0]).all()):
+        raise ShapeError(
+            f"X has one distinct point in {len(values)} sample(s), and a density needs at least two; pass more"
+        )
     if emission.fitted_by_em:  # what was given stays as it is, and where it is
         emission = copy.deepcopy(emission).to(known.values.device)
     emission.adopt(known.values, known.present)

@@ -66,9 +66,15 @@ class States(nn.Module):
     def maximise(self, first: Tensor, moves: Tensor, pseudo_count: float) -> None:
         """The M-step: expected counts of first states ``(C,)`` and of moves, ``(C, C)`` or ``(E,)``."""
         initial, transition = cast(Tensor, self.initial), cast(Tensor, self.transition)
-        initial.copy_(from_counts(first.double(), initial, pseudo_count))
-        rows = self.sources if self.sparse else None
-        transition.copy_(from_counts(moves.double(), transition, pseudo_count, rows))
+        if self.sparse:
+            initial.copy_(from_counts(first.double(), initial, pseudo_count))
+            transition.copy_(from_counts(moves.double(), transition, pseudo_count, self.sources))
+            return
+        # One more row of the same kind: what is small costs a GPU as much for one table as for two.
+        counts, rows = torch.cat([first[None], moves]), torch.cat([initial[None], transition])
+        found = from_counts(counts.double(), rows, pseudo_count)
+        initial.copy_(found[0])
+        transition.copy_(found[1:])
 
     def log_prior(self, pseudo_count: float) -> Tensor:
         """The logarithm of what the pseudo-counts multiply the likelihood by, up to a constant; float64."""

@@ -121,7 +121,7 @@ class Covariances:
 
     def reduced(self, second: Tensor) -> Tensor:
         """Second moments as this shape needs them, from matrices ``(N, D, D)``."""
-        one, other = _diagonals(second.size(2))
+        one, other = _diagonals(second.size(2), second.device)
         return second[:, one, other]
 
     def update(self, moments: Moments, floor: float, tiny: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,7 +135,7 @@ class Covariances:
         """
         mass = moments.mass.clamp(min=tiny)
         offset = moments.first / mass.unsqueeze(1)
-        one, other = _diagonals(offset.size(1))
+        one, other = _diagonals(offset.size(1), offset.device)
         half = moments.second / mass.unsqueeze(1) - offset[:, one] * offset[:, other]
         whole = half.new_empty(*offset.shape, offset.size(1))
         whole[:, one, other] = half
@@ -293,11 +293,11 @@ def _and_one(points: Tensor) -> Tensor:
 
 
 @cache
-def _diagonals(D: int) -> tuple[Tensor, Tensor]:
+def _diagonals(D: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows and columns of the lower half of a matrix, one diagonal after another."""
     places = [(below + column, column) for below in range(D) for column in range(D - below)]
     rows, columns = zip(*places, strict=True)
-    return torch.tensor(rows), torch.tensor(columns)
+    return torch.tensor(rows, device=device), torch.tensor(columns, device=device)
 
 
 def _products(points: Tensor, means: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from thalweg.energies.mixture.given import check_shape, read_given
 from thalweg.energies.mixture.missing import observed_log_density
 from thalweg.energies.mixture.start import begin, distinct
 from thalweg.energies.rows import Rows, read_weights
-from thalweg.errors import ShapeError
+from thalweg.errors import ConfigError, ShapeError
 from thalweg.limits import COUNT, SEED, WIDTH, check_numbers
 
 __all__ = ["DegenerateComponentWarning", "GaussianMixture"]
@@ -219,6 +219,8 @@ class GaussianMixture(Estimator):
     def sample(self, count: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """So many independent points, ``(count, D)``."""
         self._check_fitted()
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ConfigError(f"`count` must be an integer of at least 0, got {count!r}")
         chosen = torch.multinomial(self.weights_, max(count, 1), replacement=True, generator=generator)[:count]
         means = self.means_.detach()
         points = torch.randn(count, means.size(1), dtype=means.dtype, device=means.device, generator=generator)

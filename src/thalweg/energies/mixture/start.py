@@ -57,6 +57,10 @@ def begin(
     """
     given = {name: value.to(device=device, dtype=torch.float64) for name, value in given.items()}
     points, weight = _some(rows, sample_weight, device, generator)
+    if not bool(points.square().sum().isfinite()):
+        raise ShapeError(
+            f"X must have squares that float64 holds, got numbers up to {points.abs().amax():.3g}; scale X"
+        )
     means = given.get("means")
     if means is None:
         means = _k_means(points, weight, k_means_plus_plus(points, weight, N, generator=generator))

@@ -42,7 +42,8 @@ class VAE(Estimator):
     which training lowers in f, m and s at once. The weights are random before :meth:`fit`, and new at each call of it.
 
     Args:
-        config: sizes, networks and likelihood.
+        config: sizes, networks and likelihood. Without one there is no model before :meth:`fit`, which makes that of
+            Gaussian numbers in the shape of its data.
         fitting: how :meth:`fit` goes about it; the defaults where None.
         random_state: the seed of the first weights, of the order of the data, and of every sample that :meth:`fit`
             and :meth:`score_samples` draw.
@@ -56,15 +57,17 @@ class VAE(Estimator):
     (torch.Size([5]), torch.Size([5, 2]))
     """
 
-    def __init__(self, config: VAEConfig, *, fitting: VAETraining | None = None, random_state: int = 0):
+    def __init__(
+        self, config: VAEConfig | None = None, *, fitting: VAETraining | None = None, random_state: int = 0
+    ) -> None:
         super().__init__()
         self.config, self.fitting, self.random_state = config, fitting, random_state
-        self._build()
+        self._built: VAEConfig | None = None
+        if config is not None:
+            self._build(_checked(config))
 
-    def _build(self) -> None:
-        config = self.config
-        if not isinstance(config, VAEConfig):
-            raise ConfigError(f"`config` must be a VAEConfig, got {type(config).__name__}")
+    def _build(self, config: VAEConfig) -> None:
+        """New networks, and the config that they have from then on."""
         check_numbers(self, "model", 0, SEED, "random_state")
         remedy = "lower `hidden`, `latent` or `shape`"
         check_fits(lambda: nn.ModuleList([build_encoder(config), build_decoder(config)]), trained=True, remedy=remedy)
@@ -74,6 +77,13 @@ class VAE(Estimator):
             self.encoder, self.decoder = build_encoder(config), build_decoder(config)
         learned = config.likelihood == "gaussian" and not config.scale
         self.log_scale = nn.Parameter(torch.zeros(()), requires_grad=True) if learned else None
+        self._built = config
+
+    def _own(self) -> VAEConfig:
+        """That of the networks that are there."""
+        self._check_fitted()
+        assert self._built is not None
+        return self._built
 
     # Tensors.
 
@@ -83,16 +93,17 @@ class VAE(Estimator):
 
     def decode(self, z: Tensor) -> Distribution:
         """p(x | z) of ``(..., latent)``: batch ``(...)``, event ``shape``."""
-        if z.shape[-1:] != (self.config.latent,):
-            raise ShapeError(f"`z` must be (..., {self.config.latent}), got {tuple(z.shape)}")
-        found = self.decoder(z.reshape(-1, z.size(-1))).view(*z.shape[:-1], *self.config.shape)
-        if self.config.likelihood == "bernoulli":
+        config = self._own()
+        if z.shape[-1:] != (config.latent,):
+            raise ShapeError(f"`z` must be (..., {config.latent}), got {tuple(z.shape)}")
+        found = self.decoder(z.reshape(-1, z.size(-1))).view(*z.shape[:-1], *config.shape)
+        if config.likelihood == "bernoulli":
             # Grey pixels are let through: then the log-probability is minus a cross-entropy.
             single: Distribution = Bernoulli(logits=found, validate_args=False)
         else:
-            scale = found.new_tensor(self.config.scale) if self.log_scale is None else self.log_scale.exp()
+            scale = found.new_tensor(config.scale) if self.log_scale is None else self.log_scale.exp()
             single = Normal(found, scale.expand_as(found), validate_args=False)
-        return Independent(single, len(self.config.shape), validate_args=False)
+        return Independent(single, len(config.shape), validate_args=False)
 
     def energy(self, x: Tensor, z: Tensor) -> Tensor:
         """E(x, z) = -log p(x | z) - log p(z) of x ``(B, *shape)`` and z ``(..., B, latent)``: ``(..., B)``.
@@ -155,7 +166,7 @@ class VAE(Estimator):
 
     def _points(self, x: Tensor) -> Tensor:
         """x as (B, *shape), if it is that or flat, with values that the likelihood has."""
-        config = self.config
+        config = self._own()
         if tuple(x.shape[1:]) not in (config.shape, (config.size,)) or not x.is_floating_point():
             expected = ", ".join(map(str, ("B", *config.shape)))
             raise ShapeError(f"`x` must be floating point ({expected}), got {tuple(x.shape)} {x.dtype}")
@@ -172,22 +183,28 @@ class VAE(Estimator):
     # The estimator.
 
     def __sklearn_is_fitted__(self) -> bool:
-        return True  # weights may come from anywhere
+        return self._built is not None  # weights may come from anywhere
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import TransformerTags
+
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags = TransformerTags(preserves_dtype=["float32"])  # the type of the weights
+        return tags
 
     def fit(self, X: Any, y: Any = None, *, listener: Listener | None = None) -> Self:
         """Train from new weights on ``(N, *shape)`` or ``(N, D)``; the same seed gives the same weights on a CPU.
 
         Args:
-            X: array or tensor; training happens on the device of the model's weights.
+            X: array or tensor; training happens on the device of the model's weights, or where a tensor lies if there
+                are none yet.
             y: not looked at.
             listener: called after each epoch with ``epoch`` from 1 and the mean ``bound`` in it, as it was
                 trained: weight and free bits included. These are also in ``history_``.
         """
         how = self.fitting or VAETraining()
-        device, dtype = self._place()
-        self._build()
-        self.to(device=device, dtype=dtype).train()
-        data, _ = self._read_points(X)
+        data = self._begin(X)
+        device = data.device
         with _seeded(self.random_state, device):
             optimiser = torch.optim.Adam(self.parameters(), lr=how.learning_rate)
             steps = -(-len(data) // how.batch_size)
@@ -201,7 +218,26 @@ class VAE(Estimator):
                     optimiser.step()
                     total += loss.detach().sum()
                 self._note(epoch, -float(total) / len(data), listener)
-        return self.eval()
+        return self
+
+    def _begin(self, X: Any) -> Tensor:
+        """New networks where the old ones were, and X there as they take it."""
+        given = self.config if self.config is None else _checked(self.config)
+        rows = self._read(_flat(X, None if given is None else given.shape), fitting=True)
+        width, shape = rows.width, tuple(getattr(X, "shape", ()))[1:]
+        config = given or VAEConfig(shape=shape or (width,), likelihood="gaussian")
+        new = rows.device or torch.device("cpu"), torch.get_default_dtype()
+        device, dtype = self._place() if self._built else new
+        self._build(config)
+        self.to(device=device, dtype=dtype)
+        if width != config.size:
+            raise ShapeError(f"X has {width} features, but VAE is expecting {config.size} features as input")
+        data = self._points(rows.block(0, len(rows), dtype=dtype, device=device))
+        if config.likelihood == "gaussian" and not config.scale and bool((data == data[0]).all()):
+            raise ShapeError(
+                f"X has one distinct point in {len(data)} sample(s), and a density needs at least two; pass more"
+            )
+        return data
 
     def _note(self, epoch: int, bound: float, listener: Listener | None) -> None:
         if not math.isfinite(bound):
@@ -209,6 +245,14 @@ class VAE(Estimator):
         self.history_.append(bound)
         if listener is not None:
             listener({"event": "epoch", "epoch": epoch + 1, "bound": bound})
+
+    def fit_transform(self, X: Any, y: Any = None) -> Any:
+        """Fit, then the posterior's mean for each row, ``(N, latent)``.
+
+        >>> VAE(fitting=VAETraining(epochs=1)).fit_transform([[0.0, 1.0], [1.0, 0.5]]).shape
+        (2, 2)
+        """
+        return self.fit(X, y).transform(X)
 
     def transform(self, X: Any) -> Any:
         """The posterior's mean for each row, ``(N, latent)``.
@@ -244,13 +288,14 @@ class VAE(Estimator):
         """
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ConfigError(f"`n` must be an integer of at least 1, got {n!r}")
+        config = self._own()
         device, dtype = self._place()
         with torch.no_grad():
-            z = torch.randn(n, self.config.latent, generator=generator, dtype=dtype, device=device)
+            z = torch.randn(n, config.latent, generator=generator, dtype=dtype, device=device)
             found = self.decode(z)
             if means:
                 return found.mean
-            if self.config.likelihood == "bernoulli":
+            if config.likelihood == "bernoulli":
                 return torch.bernoulli(found.mean, generator=generator)
             return found.mean + found.stddev * torch.randn(
                 found.mean.shape, generator=generator, dtype=dtype, device=device
@@ -264,8 +309,9 @@ class VAE(Estimator):
         >>> VAE(VAEConfig(shape=(8, 8), hidden=(8,))).latent_map(3).shape
         torch.Size([3, 3, 8, 8])
         """
-        if self.config.latent != 2 or side < 1:
-            raise ConfigError(f"a map needs latent = 2 and side >= 1, got {self.config.latent} and {side}")
+        latent = self._own().latent
+        if latent != 2 or side < 1:
+            raise ConfigError(f"a map needs latent = 2 and side >= 1, got {latent} and {side}")
         device, dtype = self._place()
         shares = (torch.arange(side, dtype=torch.float64) + 0.5) / side
         places = Normal(0.0, 1.0).icdf(shares).to(device, dtype)
@@ -275,16 +321,27 @@ class VAE(Estimator):
 
     def _read_points(self, X: Any) -> tuple[Tensor, Rows]:
         """X, images or flat rows, as (N, *shape) where the weights are."""
-        shape = tuple(getattr(X, "shape", ()))
-        if len(shape) > 2 and shape[1:] == self.config.shape:
-            X = X.reshape(shape[0], -1)
-        rows = self._read(X)
+        rows = self._read(_flat(X, self._own().shape))
         device, dtype = self._place()
         return self._points(rows.block(0, len(rows), dtype=dtype, device=device)), rows
 
     def _place(self) -> tuple[torch.device, torch.dtype]:
         first = next(self.parameters())
         return first.device, first.dtype
+
+
+def _checked(config: Any) -> VAEConfig:
+    if not isinstance(config, VAEConfig):
+        raise ConfigError(f"`config` must be a VAEConfig, got {type(config).__name__}")
+    return config
+
+
+def _flat(X: Any, wanted: tuple[int, ...] | None) -> Any:
+    """Images of the wanted shape, or of any, as rows; all else as it is."""
+    shape: tuple[int, ...] = tuple(getattr(X, "shape", ()))
+    if len(shape) > 2 and wanted in (None, shape[1:]):
+        return X.reshape(shape[0], math.prod(shape[1:]))
+    return X
 
 
 def _divergences(q: Independent) -> Tensor:

@@ -192,8 +192,9 @@ class Density(nn.Module):
         table = table if isinstance(table, Table) else read_table(table, sequence=sequence)
         found = self.log_densities(table)
         ranks, parts = self.ranks(found), self.parts(table)
+        noun = "sequence" if table.lengths or isinstance(self.estimator, HMM) else "row"
         for place, (density, rank) in enumerate(zip(found.tolist(), ranks.tolist(), strict=True)):
-            name = table.labels[place] if table.labels else f"{'sequence' if table.lengths else 'row'} {place + 1}"
+            name = table.labels[place] if table.labels else f"{noun} {place + 1}"
             answers = () if parts is None else self._best(parts[place], k)
             yield Rating(f"{Path(table.path).name} {name}", density, rank, answers)
 

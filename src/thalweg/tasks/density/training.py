@@ -61,6 +61,7 @@ def train(
     training, dev = _split(table, config)
     model = Density(build_estimator(config, training.values.shape[1]), *_units(training, config.data.standardise))
     model.check(training)
+    _check_enough(training, config)
     model.to(device)
     torch.manual_seed(config.training.seed)
     gradient = isinstance(model.estimator, VAE)
@@ -105,6 +106,24 @@ def _split(table: Table, config: DensityConfig) -> tuple[Table, Table]:
         return table.take(range(kept)), table.take(range(kept, len(table)))
     order = np.random.default_rng(config.data.split_seed).permutation(len(table)).tolist()
     return table.take(sorted(order[held:])), table.take(sorted(order[:held]))
+
+
+def _check_enough(training: Table, config: DensityConfig) -> None:
+    """Refuse tables whose rows are all the same, or fewer than the parts of the model."""
+    rows, shape = np.asarray(training.values), config.model
+    if bool(((rows == rows[0]) | (np.isnan(rows) & np.isnan(rows[0]))).all()):
+        raise DataError(
+            f"{training.path}: expected rows that differ, got one distinct point {len(rows):,} times; add some"
+        )
+    if isinstance(shape, VAEShape):
+        return
+    name = "states" if isinstance(shape, HMMShape) else "components"
+    count = getattr(shape, name)
+    if len(rows) < count:
+        raise DataError(
+            f"{training.path}: expected at least {count:,} rows to learn from for {name}={count}, got {len(rows):,} "
+            f"beside those held out; bring more, or ask for fewer: {name}={min(len(rows), 2)}"
+        )
 
 
 def _units(training: Table, standardise: bool) -> tuple[Tensor, Tensor]:
