@@ -70,7 +70,7 @@ def _of_mixture(ways: MixtureDerivatives, of: Sequence[str]) -> Tensor:
         raise _unknown(f"{N} components in {D} dimensions")
     places, widths = _quadrature(ways.gaussians)
     points = places.view(-1, 1, 1)
-    density = (-ways.model.joint(points[:, 0]).detach().double()).logsumexp(dim=1).exp()
+    density = ways.log_joint(points[:, 0]).logsumexp(dim=1).exp()
     scores = ways(points, None, of)
     return scores.mT @ (scores * (density * widths).unsqueeze(1))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -9,9 +10,12 @@ from torch import Tensor
 
 from thalweg.energies.derivatives.blocks import in_blocks, inside_of
 from thalweg.energies.derivatives.gaussians import Gaussians, in_logits
+from thalweg.energies.mixture.covariances import SHAPES
 from thalweg.energies.mixture.model import GaussianMixture
 
 __all__ = ["MixtureDerivatives"]
+
+_LOG_2PI = math.log(2 * math.pi)
 
 
 class MixtureDerivatives:
@@ -26,9 +30,17 @@ class MixtureDerivatives:
     event_dim = 1
 
     def __init__(self, model: GaussianMixture):
-        self.model, self.weights = model, model.logits_.detach().double().softmax(dim=0)
+        self.weights = model.logits_.detach().double().softmax(dim=0)
         self.gaussians = Gaussians.of(model._shape, model.means_, model.factors_)
         self.width = self.gaussians.means.size(1)
+        shape, factors = SHAPES[model._shape], model.factors_.detach().double()
+        self._distances = shape.distances(self.gaussians.means, factors)
+        self._constant = self.weights.log() + shape.log_det(factors, self.width) - self.width / 2 * _LOG_2PI
+
+    def log_joint(self, points: Tensor) -> Tensor:
+        """log p(x, z) of points ``(..., D)`` for every component, ``(..., N)`` float64."""
+        squares = self._distances(points.reshape(-1, self.width)).view(*points.shape[:-1], -1)
+        return torch.add(self._constant, squares, alpha=-0.5)
 
     @torch.no_grad()
     def __call__(self, values: Tensor, lengths: Tensor | None, of: Sequence[str], order: int = 1) -> Tensor:
@@ -42,7 +54,7 @@ class MixtureDerivatives:
 
     def _some(self, values: Tensor, lengths: Tensor | None, of: Sequence[str], order: int) -> Tensor:
         points, inside = inside_of(values.double(), lengths)
-        shares = (-self.model.joint(points).detach().double()).softmax(dim=-1) * inside.unsqueeze(2)
+        shares = self.log_joint(points).softmax(dim=-1) * inside.unsqueeze(2)
         ways: dict[str, Callable[[], Tensor]] = {
             "means": lambda: self.gaussians.in_means(points, shares),
             "variances": lambda: self.gaussians.in_variances(points, shares),
