@@ -19,7 +19,7 @@ from benchmarks.harness.report import comparison, heading
 from benchmarks.harness.timing import Job
 from thalweg.energies import HMM, GaussianEmission, GaussianMixture, ScoreSpace, fisher_vector
 
-COUNT, LENGTHS, D, N = 1_000, (10, 200), 16, 32  # sequences, their shortest and longest, features, components
+COUNT, LENGTHS, D, N = 500, (10, 200), 16, 32  # sequences, their shortest and longest, features, components
 STATES = 8
 TINY = (20, (2, 9), 3, 4)
 TOLERANCE = 1e-9
