@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -9,11 +10,11 @@ import pytest
 import scipy.sparse
 from sklearn.datasets import load_iris, make_moons
 from sklearn.metrics.pairwise import rbf_kernel
-from sklearn.svm import SVC, LinearSVC, NuSVC
+from sklearn.svm import SVC, SVR, LinearSVC, NuSVC
 
 from oracles import kernel_machines as oracle
 from thalweg.diagnostics import kkt_report
-from thalweg.energies import RBF, KernelSVC, KKTReport, certify
+from thalweg.energies import RBF, KernelSVC, KernelSVR, KKTReport, certify, certify_regression
 from thalweg.errors import ConfigError, NotFittedError, ShapeError
 
 IRIS, KINDS = load_iris(return_X_y=True)
@@ -66,6 +67,11 @@ def test_weights_gram_matrices_and_sparse_tables():
     machine = SVC(gamma=0.5).fit(MOONS, SIDES, sample_weight=weights)
     assert kkt_report(machine, MOONS, SIDES, sample_weight=weights).holds
     assert not kkt_report(machine, MOONS, SIDES).holds  # bounds of all points the same
+    weights[::3] = 0.0
+    machine = SVC(gamma=0.5).fit(MOONS, SIDES, sample_weight=weights)
+    report = kkt_report(machine, MOONS, SIDES, sample_weight=weights)
+    assert report.holds
+    assert not any(place % 3 == 0 for place in report.only.support)
     G = rbf_kernel(MOONS, gamma=0.5)
     assert kkt_report(SVC(kernel="precomputed").fit(G, SIDES), G, SIDES).holds
     sparse = scipy.sparse.csr_matrix(IRIS)
@@ -133,7 +139,7 @@ def test_the_table():
         (LinearSVC().fit(MOONS, SIDES), MOONS, SIDES, ConfigError, "got LinearSVC"),
         (NuSVC().fit(MOONS, SIDES), MOONS, SIDES, ConfigError, "got NuSVC"),
         (SVC(), MOONS, SIDES, NotFittedError, "call `fit` first"),
-        (SVC().fit(MOONS, SIDES), None, None, ShapeError, "does not remember its training set: pass X and y"),
+        (SVC().fit(MOONS, SIDES), None, None, ShapeError, "do not remember their training set: pass X and y"),
         (SVC().fit(MOONS, SIDES), MOONS[:-1], SIDES[:-1], ShapeError, "must be the training set in its order"),
         (SVC().fit(MOONS, SIDES), MOONS, 1 - SIDES, ShapeError, "must be the training set in its order"),
         (SVC().fit(MOONS, SIDES), MOONS, SIDES[:-1], ShapeError, "N = 50 as in X, got 49"),
@@ -143,3 +149,53 @@ def test_the_table():
 def test_wrong_input(machine, X, y, error, message):
     with pytest.raises(error, match=message):
         kkt_report(machine, X, y)
+
+
+LINE = np.linspace(-2, 2, 30)[:, None]
+CURVE = np.sin(2 * LINE[:, 0]) + np.random.default_rng(0).normal(0, 0.2, size=30)
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_regression(kernel):
+    weights = np.random.default_rng(1).integers(0, 3, size=30)
+    for given in (None, weights):
+        ours = KernelSVR(kernel, C=2.0).fit(LINE, CURVE, sample_weight=given)
+        theirs = SVR(kernel=kernel, C=2.0).fit(LINE, CURVE, sample_weight=given)
+        one, other = kkt_report(ours), kkt_report(theirs, LINE, CURVE, sample_weight=given)
+        assert one.holds, str(one)
+        assert other.holds, str(other)
+        assert (one.only.primal, one.only.dual) == pytest.approx((other.only.primal, other.only.dual), rel=1e-5)
+        assert one.only.support.tolist() == sorted(ours.support_)
+        assert 0 <= one.gap < 0.05
+    exact = KernelSVR(RBF(1.0), C=2.0, tolerance=1e-6).fit(LINE, CURVE).kkt_report().only
+    assert exact.dual == pytest.approx(oracle.regression_dual(rbf_kernel(LINE, gamma=1.0), CURVE, 2.0, 0.1), rel=1e-5)
+
+
+def test_each_condition_of_regression_can_fail():
+    machine = KernelSVR(RBF(1.0), C=1.0, tolerance=1e-6).fit(LINE, CURVE)
+    f, c = machine.predict(LINE), np.zeros(30)
+    c[machine.support_] = machine.dual_coef_[0]
+
+    def missed(c=c, f=f, **more):
+        report = certify_regression(CURVE, c, np.ones(30), f, float(machine.intercept_[0]), epsilon=0.1, **more)
+        return {each.name for each in report.conditions if not each.holds}
+
+    assert missed() == set()
+    changed = c.copy()
+    changed[np.argmax(c)] = 1.5
+    assert {"|c| <= C", "sum c = 0"} <= missed(changed)
+    idle = int(np.flatnonzero(c == 0)[0])
+    changed = c.copy()
+    changed[idle] = 0.2
+    assert "c (|y - f| - eps. - slack) = 0" in missed(changed)
+    moved = f.copy()
+    moved[idle] = CURVE[idle] + 0.5
+    assert {"|y - f| <= eps. where |c| < C", "(C - |c|) slack = 0"} <= missed(f=moved)
+    assert missed(weights=(np.ones(2), np.zeros(2))) == {"w = sum c x"}
+    with pytest.raises(ShapeError, match="the training set in its order"):
+        machine.kkt_report(LINE, CURVE[::-1])
+    with pytest.raises(NotFittedError, match="copied without its training set"):
+        copy.deepcopy(machine).kkt_report()
+    assert copy.deepcopy(machine).kkt_report(LINE, CURVE).holds
+    with pytest.raises(ShapeError, match="the training set in its order"):
+        kkt_report(SVR().fit(LINE, CURVE), LINE[1:], CURVE[1:])

@@ -157,7 +157,7 @@ def test_blocks_take_no_memory_beside_the_answer():
 
     gram(Watched(), np.ones((50, 2)), block=16)
     assert max(map(max, sizes)) == 16
-    assert len(sizes) == 10  # four columns of blocks, the upper triangle
+    assert len(sizes) == 1 + 10  # a look at the type, then the upper triangle of four columns of blocks
 
 
 def test_kernels_are_differentiable_in_vectors():

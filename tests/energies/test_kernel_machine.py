@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
 import warnings
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -312,6 +314,8 @@ def test_searches_pipelines_clones_and_pickles():
     assert again.kkt_report(IRIS, KINDS).gap == pytest.approx(machine.kkt_report().gap)
     with pytest.raises(ShapeError, match="the training set in its order"):
         again.kkt_report(IRIS[::-1], KINDS[::-1])
+    named = KernelSVC("linear").fit(IRIS, np.array(["a", "b", "c"], dtype=object)[KINDS])
+    assert named.kkt_report().pairs[0].classes == ("b", "a")
     assert repr(machine) == "KernelSVC(kernel=Linear() + RBF(gamma='scale'))"
 
 
@@ -344,12 +348,15 @@ class Sigmoid(Kernel):
         (KernelSVC(Spectrum(1)), ["abc", 5], [0, 1], ShapeError, "sequence 1 must be a string"),
         (KernelSVC(Spectrum(1)), ["abc", [1, 2]], [0, 1], ShapeError, "sequences must be alike"),
         (KernelSVC(Sigmoid()), XOR, SIGNS, ShapeError, "positive semi-definite, got a smallest eigenvalue of -"),
+        (KernelSVC(Polynomial(9)), [[1e200], [-1e200]], [0, 1], ShapeError, "libsvm cannot fit this: .*; scale X"),
+        (KernelSVC(2.0 * Polynomial(9)), [[1e200], [-1e200]], [0, 1], ShapeError, "matrix must be finite, got inf"),
+        (KernelSVR("linear"), [[1e300], [-1e300]], [0, 1], ShapeError, "libsvm cannot fit this: .*; scale X"),
         (KernelSVC(C=0.0), XOR, SIGNS, ConfigError, "`C` must be above 0, infinity for a hard margin, got 0.0"),
         (KernelSVC(C="1"), XOR, SIGNS, ConfigError, "`C` must be above 0"),
         (KernelSVC("sigmoid"), XOR, SIGNS, ConfigError, "`kernel` must be linear, poly, rbf or a Kernel"),
         (KernelSVC(solver="smo"), XOR, SIGNS, ConfigError, "`solver` is unknown: 'smo'"),
         (KernelSVC(solver="gap", C=math.inf), XOR, SIGNS, ConfigError, "a hard margin .* needs `solver=\"libsvm\"`"),
-        (KernelSVC(Spectrum(1), solver="gap"), ["a", "b"], [0, 1], ConfigError, "is for kernels of vectors"),
+        (KernelSVC(Spectrum(1), solver="gap"), ["a", "b"], [0, 1], ConfigError, "for kernels of vectors or features"),
         (KernelSVC(decision_function_shape="all"), XOR, SIGNS, ConfigError, "choose one of: ovo, ovr"),
         (KernelSVC(tolerance=0.0), XOR, SIGNS, ConfigError, "KernelSVC.tolerance must be above 0"),
         (KernelSVC(class_weight="even"), XOR, SIGNS, ConfigError, "`class_weight` must be `balanced` or factors"),
@@ -416,16 +423,14 @@ def test_answers_need_what_was_fitted():
 
 def test_the_solver_that_stops_on_the_gap_is_given_what_was_agreed(monkeypatch):
     """A stand-in of it is handed tensors of two classes, and its answer is the machine."""
-    import sys
-    from types import SimpleNamespace
-
     asked = []
 
     def solve_dual(kernel, X, t, C, *, tolerance=1e-3, max_passes=100, generator=None):
         asked.append((kernel, X.shape, X.dtype, C.tolist(), tolerance, max_passes, generator.initial_seed()))
         assert kernel(X[:2], X[2:5]).shape == (2, 3)
-        alpha, _ = oracle.dual(kernel(X.double()).numpy(), t.double().numpy(), C.double().numpy())
-        known = SVC(C=C[0].item(), gamma=kernel.gamma).fit(X.numpy(), t.numpy())
+        G = kernel(X.double()).numpy()
+        alpha, _ = oracle.dual(G, t.double().numpy(), C.double().numpy())
+        known = SVC(C=C[0].item(), kernel="precomputed").fit(G, t.numpy())
         return SimpleNamespace(alpha=torch.from_numpy(alpha).to(X), intercept=known.intercept_[0], passes=3)
 
     name = "thalweg.energies.kernel_machine.solver"
@@ -438,3 +443,19 @@ def test_the_solver_that_stops_on_the_gap_is_given_what_was_agreed(monkeypatch):
     known = KernelSVC(RBF()).fit(X, y)
     assert machine.decision_function(X) == pytest.approx(known.decision_function(X), abs=1e-2)
     assert machine.kkt_report(tolerance=1e-2).holds
+    # Of features, it is given the features and their kernel.
+    for kernel in (Linear() + RBF(0.5), Normalised(Features(lambda items: items[:, :2], RBF(0.5)))):
+        machine = KernelSVC(kernel, solver="gap", max_iter=7, random_state=5).fit(X, y)
+        known = KernelSVC(kernel).fit(X, y)
+        assert machine.decision_function(X) == pytest.approx(known.decision_function(X), abs=2e-2)
+    assert asked[-1][:2] == (Normalised(RBF(0.5)), (33, 2))
+
+
+def test_a_kernel_that_is_not_symmetric_is_told():
+    @dataclass(frozen=True)
+    class Lopsided(Sigmoid):
+        def block(self, rows, columns):
+            return Linear().block(rows, columns) + rows.tensors[0][:, :1]
+
+    with pytest.raises(ShapeError, match=r"must be symmetric, got .* at \(\d, \d\) and"):
+        KernelSVC(Lopsided()).fit(XOR, SIGNS)

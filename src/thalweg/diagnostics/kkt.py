@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.energies.kernel_machine.certificate import KKTReport, PairReport, certify
+from thalweg.energies.kernel_machine.certificate import KKTReport, PairReport, certify, certify_regression
 from thalweg.energies.kernel_machine.classification import KernelSVC
 from thalweg.energies.kernel_machine.machine import read_targets
+from thalweg.energies.kernel_machine.regression import KernelSVR
 from thalweg.energies.rows import read_weights
 from thalweg.errors import ConfigError, NotFittedError, ShapeError
 
@@ -20,10 +21,11 @@ __all__ = ["kkt_report"]
 def kkt_report(
     machine: Any, X: Any = None, y: Any = None, *, sample_weight: Any = None, tolerance: float | None = None
 ) -> KKTReport:
-    """The residual of every condition of the optimum of a fitted classifier, its margin and its duality gap.
+    """The residual of every condition of the optimum of a fitted machine, its margin and its duality gap.
 
     Args:
-        machine: a :class:`~thalweg.energies.KernelSVC`, or scikit-learn's ``SVC`` with any kernel.
+        machine: a :class:`~thalweg.energies.KernelSVC` or :class:`~thalweg.energies.KernelSVR`, or scikit-learn's
+            ``SVC`` or ``SVR`` with any kernel.
         X, y: the training set in its order, the Gram matrix for ``precomputed``. Ours remembers it.
         sample_weight: what scikit-learn's machine was fitted with; ours remembers it.
         tolerance: what counts as holding, see :func:`~thalweg.energies.certify`; by default twice the machine's
@@ -35,22 +37,25 @@ def kkt_report(
     >>> report.holds, round(report.only.margin, 4), report.only.on_margin
     (True, 0.7071, array([0, 2, 4, 5]))
     """
-    if isinstance(machine, KernelSVC):
+    if isinstance(machine, KernelSVC | KernelSVR):
         return machine.kkt_report(X, y, tolerance=tolerance)
-    from sklearn.svm import SVC
+    from sklearn.svm import SVC, SVR
 
-    if not isinstance(machine, SVC):
-        raise ConfigError(f"a KKT report is that of a KernelSVC or of scikit-learn's SVC, got {type(machine).__name__}")
+    if not isinstance(machine, SVC | SVR):
+        kind = type(machine).__name__
+        raise ConfigError(f"a KKT report is that of a KernelSVC, a KernelSVR or scikit-learn's SVC or SVR, got {kind}")
     if not hasattr(machine, "dual_coef_"):
-        raise NotFittedError("this SVC has no parameters yet: call `fit` first")
+        raise NotFittedError(f"this {type(machine).__name__} has no parameters yet: call `fit` first")
     if X is None or y is None:
-        raise ShapeError("scikit-learn's SVC does not remember its training set: pass X and y")
+        raise ShapeError("scikit-learn's machines do not remember their training set: pass X and y")
+    allowed = max(1e-4, 2 * machine.tol) if tolerance is None else tolerance
+    if isinstance(machine, SVR):
+        return KKTReport((_regressor(machine, X, y, sample_weight, allowed),))
     table, codes, bounds = _training_set(machine, X, y, sample_weight)
     asked = copy.copy(machine)  # each two classes in a column, whatever the machine itself gives
     asked.decision_function_shape = "ovo"
     decisions = np.asarray(asked.decision_function(X)).reshape(len(codes), -1)
     pairs = itertools.combinations(range(len(machine.classes_)), 2)
-    allowed = max(1e-4, 2 * machine.tol) if tolerance is None else tolerance
     return KKTReport(
         tuple(
             _pair(machine, pair, place, (table, codes, bounds), decisions[:, place], allowed)
@@ -61,16 +66,22 @@ def kkt_report(
 
 def _training_set(machine: Any, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """X as an array, classes by their places, and the bound of each point; an error where they are others."""
-    table = X.toarray() if hasattr(X, "toarray") else np.asarray(X)
+    table = _dense(X)
     labels = read_targets(y, len(table), "SVC")
     expected = np.repeat(np.arange(len(machine.classes_)), machine.n_support_)
     known = np.isin(labels, machine.classes_).all() and len(table) == machine.shape_fit_[0]
     codes = np.searchsorted(machine.classes_, labels) if known else np.empty(0, dtype=int)
-    if not known or not np.array_equal(codes[machine.support_], expected):
-        raise ShapeError("X and y must be the training set in its order, for multipliers belong to its points")
     weights = read_weights(sample_weight, len(table))
-    bounds = machine.C * machine.class_weight_[codes]
-    return table, codes, bounds if weights is None else bounds * weights.numpy()
+    bounds = machine.C * machine.class_weight_[codes] if known else np.empty(0)
+    bounds = bounds * weights.numpy() if known and weights is not None else bounds
+    if not known or not np.array_equal(codes[_support(machine, bounds)], expected):
+        raise ShapeError("X and y must be the training set in its order, for multipliers belong to its points")
+    return table, codes, bounds
+
+
+def _support(machine: Any, bounds: np.ndarray) -> np.ndarray:
+    """Places of the support vectors: libsvm leaves out points without weight, and counts among the others."""
+    return np.flatnonzero(bounds > 0)[machine.support_]
 
 
 def _pair(
@@ -84,26 +95,45 @@ def _pair(
     table, codes, bounds = training
     first, second = pair
     signed = np.zeros(len(codes))  # t a, in libsvm's layout: a row for each of the other classes
-    dual = machine.dual_coef_.toarray() if hasattr(machine.dual_coef_, "toarray") else machine.dual_coef_
-    held = codes[machine.support_]
-    signed[machine.support_[held == first]] = dual[second - 1, held == first]
-    signed[machine.support_[held == second]] = dual[first, held == second]
+    dual = _dense(machine.dual_coef_)
+    support = _support(machine, bounds)
+    held = codes[support]
+    signed[support[held == first]] = dual[second - 1, held == first]
+    signed[support[held == second]] = dual[first, held == second]
     # Of two classes scikit-learn turns the signs round, so that the second is above 0.
     negative, positive = (first, second) if len(machine.classes_) == 2 else (second, first)
     places = np.flatnonzero(((codes == first) | (codes == second)) & (bounds > 0))
     t = np.where(codes[places] == positive, 1.0, -1.0)
     weights = None
     if machine.kernel == "linear":
-        w = machine.coef_.toarray() if hasattr(machine.coef_, "toarray") else machine.coef_
-        weights = np.asarray(w)[place], signed @ table
+        weights = _dense(machine.coef_)[place], signed @ table
     return certify(
         t,
         t * signed[places],
         bounds[places],
         decision[places],
         float(machine.intercept_[place]),
-        classes=(machine.classes_[negative].item(), machine.classes_[positive].item()),
+        classes=(machine.classes_.tolist()[negative], machine.classes_.tolist()[positive]),
         places=places,
         weights=weights,
         tolerance=tolerance,
     )
+
+
+def _regressor(machine: Any, X: Any, y: Any, sample_weight: Any, tolerance: float) -> PairReport:
+    table = _dense(X)
+    values = np.asarray(read_targets(y, len(table), "SVR"), dtype=np.float64)
+    if len(values) != machine.shape_fit_[0]:
+        raise ShapeError("X and y must be the training set in its order, for coefficients belong to its points")
+    weights = read_weights(sample_weight, len(table))
+    bounds = np.full(len(table), float(machine.C)) if weights is None else machine.C * weights.numpy()
+    c, used = np.zeros(len(table)), np.flatnonzero(bounds > 0)
+    c[_support(machine, bounds)] = _dense(machine.dual_coef_)[0]
+    f = np.asarray(machine.predict(X))
+    both = (_dense(machine.coef_)[0], c @ table) if machine.kernel == "linear" else None
+    how: dict[str, Any] = {"epsilon": machine.epsilon, "places": used, "weights": both, "tolerance": tolerance}
+    return certify_regression(values[used], c[used], bounds[used], f[used], float(machine.intercept_[0]), **how)
+
+
+def _dense(values: Any) -> np.ndarray:
+    return values.toarray() if hasattr(values, "toarray") else np.asarray(values)

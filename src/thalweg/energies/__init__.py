@@ -27,7 +27,7 @@ from thalweg.energies.hopfield.fixed_points import FixedPoints, classify_states,
 from thalweg.energies.hopfield.memory import HopfieldMemory, Retrieval
 from thalweg.energies.hopfield.post import PostTransform, post_transform
 from thalweg.energies.hopfield.storage import Nearest, PatternStore
-from thalweg.energies.kernel_machine.certificate import Condition, KKTReport, PairReport, certify
+from thalweg.energies.kernel_machine.certificate import Condition, KKTReport, PairReport, certify, certify_regression
 from thalweg.energies.kernel_machine.classification import KernelSVC
 from thalweg.energies.kernel_machine.features import Features, Fisher
 from thalweg.energies.kernel_machine.functions import Kernel, Normalised, Prepared, Product, Scaled, Sum
@@ -105,6 +105,7 @@ __all__ = [
     "VAETraining",
     "analyse_memory",
     "certify",
+    "certify_regression",
     "check_gram",
     "choose_size",
     "classify_states",

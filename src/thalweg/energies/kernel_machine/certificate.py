@@ -1,4 +1,4 @@
-"""The certificate of a large-margin classifier: the residual of every condition of its optimum, and the duality gap."""
+"""The certificate of a large-margin machine: the residual of every condition of its optimum, and the duality gap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Condition", "KKTReport", "PairReport", "certify"]
+__all__ = ["Condition", "KKTReport", "PairReport", "certify", "certify_regression"]
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Condition:
 
 @dataclass(frozen=True)
 class PairReport:
-    """What one boundary between two classes is worth.
+    """What one boundary between two classes is worth, or one regressor.
 
     Attributes:
-        classes: the class below 0 and the one above.
+        classes: the class below 0 and the one above; of a regressor where y lies.
         conditions: dual and primal feasibility, both complementary slacknesses, the balance of multipliers, and for a
             linear kernel w itself.
         support: ``(S,)``, places in the training set of the points with a multiplier above 0.
         on_margin: ``(M,)``, of those on the margin, whether they have a multiplier or not.
-        margin: 2 / |w|, the width between f(x) = -1 and f(x) = 1.
+        margin: 2 / |w|, the width between f(x) = -1 and f(x) = 1; of a regressor 2 epsilon / |w|.
         primal, dual: |w|^2 / 2 + sum C slack, and sum a - |w|^2 / 2.
 
     >>> import numpy as np
@@ -82,12 +82,12 @@ class KKTReport:
     >>> points = [[1, 1], [2, 2], [2, 0], [0, 0], [1, 0], [0, 1]]
     >>> print(KernelSVC("linear", C=math.inf).fit(points, [1, 1, 1, -1, -1, -1]).kkt_report())
     -1 | 1: margin 0.707107, primal 4, dual 4, gap 0; 3 support vectors, 4 points on the margin
-      condition                   residual  allowed   at  holds
-      a >= 0                      0         0.008     -   yes
-      t f(x) >= 1                 0         0.002     -   yes
-      a (t f(x) - 1) = 0          0         0.008     -   yes
-      sum a t = 0                 0         0.008     -   yes
-      w = sum a t x               0         0.008     -   yes
+      condition                       residual  allowed   at  holds
+      a >= 0                          0         0.008     -   yes
+      t f(x) >= 1                     0         0.002     -   yes
+      a (t f(x) - 1) = 0              0         0.008     -   yes
+      sum a t = 0                     0         0.008     -   yes
+      w = sum a t x                   0         0.008     -   yes
     """
 
     pairs: tuple[PairReport, ...]
@@ -138,10 +138,10 @@ class KKTReport:
                 f"dual {pair.dual:.6g}, gap {pair.gap:.3g}; {len(pair.support)} support vectors, "
                 f"{len(pair.on_margin)} points on the margin"
             )
-            lines.append(f"  {'condition':<28}{'residual':<10}{'allowed':<10}{'at':<4}holds")
+            lines.append(f"  {'condition':<32}{'residual':<10}{'allowed':<10}{'at':<4}holds")
             for row in KKTReport((pair,)).rows():
                 lines.append(
-                    f"  {row['condition']:<28}{row['residual']:<10}{row['allowed']:<10}{row['at']:<4}{row['holds']}"
+                    f"  {row['condition']:<32}{row['residual']:<10}{row['allowed']:<10}{row['at']:<4}{row['holds']}"
                 )
         return "\n".join(lines)
 
@@ -208,6 +208,61 @@ def certify(
         2.0 / math.sqrt(squared) if squared else math.inf,
         squared / 2 + float(np.sum(C * slack)) if soft else hard,
         float(np.sum(alpha)) - squared / 2,
+    )
+
+
+def certify_regression(
+    y: np.ndarray,
+    c: np.ndarray,
+    C: np.ndarray,
+    decision: np.ndarray,
+    intercept: float,
+    *,
+    epsilon: float,
+    places: np.ndarray | None = None,
+    weights: tuple[np.ndarray, np.ndarray] | None = None,
+    tolerance: float = 1e-3,
+) -> PairReport:
+    r"""Check the optimum of support vector regression.
+
+    .. math:: \min_{w, b} \tfrac12 |w|^2 + \sum_i C_i \xi_i, \qquad
+        \xi_i = \max(0, |y_i - f(x_i)| - \epsilon), \qquad f(x) = w' \phi(x) + b
+
+    At the optimum there are c with :math:`w = \sum_i c_i \phi(x_i)` that satisfy all conditions listed.
+
+    Args:
+        y, c, C, decision: numbers, coefficients, their bounds and f(x), ``(N,)``; intercept: b.
+        epsilon: as the machine has it; places: ``(N,)``, of these points in the training set.
+        weights: w as the machine has it, and the sum of c x.
+        tolerance: allowed residual of f; times the largest coefficient, of a condition of coefficients.
+
+    >>> y, c = np.array([0.0, 1.0]), np.array([-0.8, 0.8])
+    >>> certify_regression(y, c, np.ones(2), np.array([0.1, 0.9]), 0.1, epsilon=0.1).holds
+    True
+    """
+    missing = y - decision
+    slack = np.maximum(0.0, np.abs(missing) - epsilon)
+    size = max(float(np.abs(c).max(initial=0.0)), np.finfo(float).tiny)
+    inside = np.abs(c) < C * (1 - 1e-9)
+    missed: dict[str, tuple[Any, float]] = {
+        "|c| <= C": (np.abs(c) - C, size),
+        "|y - f| <= eps. where |c| < C": (np.where(inside, slack, 0.0), 1.0),
+        "c (|y - f| - eps. - slack) = 0": (np.abs(c * (np.sign(c) * missing - epsilon - slack)), size),
+        "(C - |c|) slack = 0": ((C - np.abs(c)) * slack, float(C.max())),
+        "sum c = 0": (abs(float(c.sum())), size),
+    }
+    if weights is not None:
+        missed["w = sum c x"] = (float(np.abs(weights[0] - weights[1]).max()), size)
+    squared = max(0.0, float(np.sum(c * (decision - intercept))))
+    places = np.arange(len(y)) if places is None else places
+    return PairReport(
+        ("y below f", "y above f"),
+        tuple(_condition(name, each, tolerance * scale, places) for name, (each, scale) in missed.items()),
+        places[c != 0],
+        places[np.abs(np.abs(missing) - epsilon) <= 10 * tolerance],
+        2.0 * epsilon / math.sqrt(squared) if squared else math.inf,
+        squared / 2 + float(np.sum(C * slack)),
+        float(y @ c) - epsilon * float(np.abs(c).sum()) - squared / 2,
     )
 
 

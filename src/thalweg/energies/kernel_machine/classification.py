@@ -57,8 +57,8 @@ class KernelSVC(KernelMachine):
         class_weight: ``"balanced"``, or a factor of C for each class by name.
         probability: also learn ``predict_proba``, by Platt's sigmoid on held-out decisions of up to five folds.
         decision_function_shape: ``ovr``, a column for each class, or ``ovo``, one for each two; two classes have one.
-        solver: ``libsvm``, or ``gap``, which stops on the duality gap and never holds the Gram matrix: for vectors,
-            on any device.
+        solver: ``libsvm``, or ``gap``, which stops on the duality gap and never holds the Gram matrix: for kernels of
+            vectors or features, on any device.
         tolerance: when the solver ends: by how much margins may be missed, or the relative gap.
         max_iter: steps of libsvm or passes of ``gap``; -1 without limit.
         random_state: the seed of ``gap``.
@@ -127,10 +127,10 @@ class KernelSVC(KernelMachine):
             pair = _Pair(negative, positive, places, t, np.zeros(len(t)), bounds[places])
             found.append(self._solve(given, pair))
             pairs.append(pair._replace(alpha=found[-1].alpha))
-        self._pairs, self._training = pairs, (X, codes)
+        self._pairs, self._training = pairs, X
         self.n_iter_ = np.array([each.steps for each in found])
         self._gather(items, codes, np.array([each.intercept for each in found]))
-        self._calibrate(X, y, sample_weight)
+        self._calibrate(X, codes, sample_weight)
         return self
 
     def decision_function(self, X: Any) -> Any:
@@ -191,25 +191,20 @@ class KernelSVC(KernelMachine):
                 but no less than 1e-4: libsvm keeps kernel values in float32.
         """
         self._check_fitted()
-        if X is None and "_training" not in self.__dict__:
+        if X is not None:
+            self._check_training_set(X, y)
+        elif "_training" not in self.__dict__:
             raise NotFittedError("this machine was copied without its training set: call `kkt_report(X, y)` with it")
-        codes = None if X is None else self._read_classes_again(X, y)
-        X, codes = self._training if codes is None else (X, codes)
-        sums = self._sums(X)[0].cpu().numpy()
-        coefficients = self._coefficients()
+        X = self._training if X is None else X
+        sums, names = self._sums(X)[0].cpu().numpy(), self.classes_.tolist()
+        table = self.kernel_.prepare(X).table.double().cpu().numpy() if isinstance(self.kernel_, Linear) else None
+        allowed = max(1e-4, 2 * self.tolerance) if tolerance is None else tolerance
         reports = []
         for place, pair in enumerate(self._pairs):
-            weights = None
-            if isinstance(self.kernel_, Linear):
-                weights = self.coef_[place], coefficients[place] @ self.support_vectors_
-            names = self.classes_[pair.negative].item(), self.classes_[pair.positive].item()
-            reports.append(
-                certify(
-                    pair.t, pair.alpha, pair.C, sums[pair.places, place], float(self.intercept_[place]),
-                    classes=names, places=pair.places, weights=weights,
-                    tolerance=max(1e-4, 2 * self.tolerance) if tolerance is None else tolerance,
-                )
-            )  # fmt: skip
+            weights = None if table is None else (self.coef_[place], (pair.t * pair.alpha) @ table[pair.places])
+            given = pair.t, pair.alpha, pair.C, sums[pair.places, place], float(self.intercept_[place])
+            classes = names[pair.negative], names[pair.positive]
+            reports.append(certify(*given, classes=classes, places=pair.places, weights=weights, tolerance=allowed))
         return KKTReport(tuple(reports))
 
     def _checked(self) -> float:
@@ -241,17 +236,14 @@ class KernelSVC(KernelMachine):
             )
         return codes
 
-    def _read_classes_again(self, X: Any, y: Any) -> np.ndarray:
+    def _check_training_set(self, X: Any, y: Any) -> None:
+        """Refuse what cannot be the training set."""
         labels = read_targets(y, len(X), type(self).__name__)
-        wrong = [pair for pair in self._pairs if pair.places[-1] >= len(labels)]
-        codes = np.searchsorted(self.classes_, labels) if np.isin(labels, self.classes_).all() else None
-        if (
-            codes is None
-            or wrong
-            or any(not np.array_equal(codes[pair.places] == pair.positive, pair.t > 0) for pair in self._pairs)
-        ):
+        last = max(int(pair.places[-1]) for pair in self._pairs)
+        same = last < len(labels) and np.isin(labels, self.classes_).all()
+        codes = np.searchsorted(self.classes_, labels) if same else labels
+        if not same or any(((codes[pair.places] == pair.positive) != (pair.t > 0)).any() for pair in self._pairs):
             raise ShapeError("X and y must be the training set in its order, for multipliers belong to its points")
-        return codes
 
     def _bounds(self, C: float, codes: np.ndarray, sample_weight: Any) -> np.ndarray:
         """C of each point, (N,)."""
@@ -295,16 +287,17 @@ class KernelSVC(KernelMachine):
         return replace(found, intercept=turn * found.intercept)
 
     def _solve_by_gap(self, items: Prepared, pair: _Pair) -> Boundary:
-        if not self.kernel_.vectors or not items.tensors:
-            raise ConfigError(f'`solver="gap"` is for kernels of vectors, got {self.kernel_!r}; use `libsvm`')
+        kernel = self.kernel_.on_vectors()
+        if kernel is None:
+            raise ConfigError(f'`solver="gap"` is for kernels of vectors or features, got {self.kernel_!r}; use libsvm')
         from thalweg.energies.kernel_machine.solver import solve_dual  # pyright: ignore[reportMissingImports]
 
-        table = items.tensors[0]
+        table = items.table
         table = table[torch.from_numpy(pair.places).to(table.device)]
         generator = None if self.random_state is None else torch.Generator(table.device).manual_seed(self.random_state)
         most = {} if self.max_iter < 0 else {"max_passes": self.max_iter}
         found = solve_dual(
-            self.kernel_, table, torch.from_numpy(pair.t).to(table), torch.from_numpy(pair.C).to(table),
+            kernel, table, torch.from_numpy(pair.t).to(table), torch.from_numpy(pair.C).to(table),
             tolerance=self.tolerance, generator=generator, **most,
         )  # fmt: skip
         return Boundary(found.alpha.detach().double().cpu().numpy(), float(found.intercept), int(found.passes))
@@ -349,22 +342,21 @@ class KernelSVC(KernelMachine):
             sure[:, pair.negative] -= f
         return votes + sure / (3 * (sure.abs() + 1))
 
-    def _calibrate(self, X: Any, y: Any, sample_weight: Any) -> None:
+    def _calibrate(self, X: Any, codes: np.ndarray, sample_weight: Any) -> None:
         """Platt (1999), with the held-out decisions of folds; the machine itself is the one of all points."""
         self.__dict__.pop("_calibrated", None)
         if not self.probability:
             return
         from sklearn.calibration import CalibratedClassifierCV
 
-        labels = read_targets(y, len(self._training[1]), type(self).__name__)
-        folds = min(5, int(np.bincount(self._training[1]).min()))
+        folds = min(5, int(np.bincount(codes).min()))
         if folds < 2:
             raise ShapeError("`probability=True` needs two points or more of each class, to hold some out")
         settings = self.get_params(deep=False) | {"probability": False, "decision_function_shape": "ovr"}
         X, sample_weight = (each.cpu().numpy() if isinstance(each, Tensor) else each for each in (X, sample_weight))
         one: Any = False  # one sigmoid of all folds; their machines are not kept
         model = CalibratedClassifierCV(type(self)(**settings), cv=folds, ensemble=one)
-        self._calibrated = model.fit(X, labels, sample_weight=sample_weight)
+        self._calibrated = model.fit(X, self.classes_[codes], sample_weight=sample_weight)
 
     def _probabilities(self, X: Any) -> Any:
         self._check_fitted()

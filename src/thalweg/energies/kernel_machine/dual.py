@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from thalweg.energies.kernel_machine.functions import Kernel, Prepared
-from thalweg.energies.kernel_machine.gram import check_gram
+from thalweg.energies.kernel_machine.gram import check_gram, gram_of, square
 from thalweg.energies.kernel_machine.vectors import RBF, Linear, Polynomial
-from thalweg.errors import InfeasibleError, OutOfMemoryError
+from thalweg.errors import InfeasibleError, ShapeError
 from thalweg.limits import check_memory
 
-__all__ = ["Boundary", "Given", "hard_margin", "libsvm_given", "soft_margin"]
+__all__ = ["Boundary", "Given", "fitted", "hard_margin", "least_slack", "libsvm_given", "soft_margin"]
 
 # A bound that no multiplier of a feasible hard margin reaches.
 _UNBOUNDED = 1e100
@@ -70,7 +70,7 @@ def libsvm_given(kernel: Kernel, items: Prepared) -> Given:
     settings: dict[str, Any] = {}
     match kernel:
         case Linear():
-            settings = {"kernel": "linear"}
+            settings = {"kernel": "linear", "gamma": 1.0}  # not used, but otherwise computed from all of X
         case Polynomial(degree, offset, scale):
             settings = {"kernel": "poly", "degree": degree, "gamma": scale, "coef0": offset}
         case RBF(gamma):
@@ -80,23 +80,14 @@ def libsvm_given(kernel: Kernel, items: Prepared) -> Given:
     return Given(items.tensors[0].detach().double().cpu().numpy(), settings)
 
 
-def _gram(kernel: Kernel, items: Prepared, block: int = 2048) -> np.ndarray:
-    N = len(items)
-    try:
-        check_memory(16 * N * N, f"a Gram matrix of {N:,} points and libsvm's copy", "")
-    except OutOfMemoryError as error:
-        raise OutOfMemoryError(f"{error}take fewer points, or a kernel of vectors") from None
-    out = np.empty((N, N))
-    with torch.no_grad():
-        for top in range(0, N, block):
-            for left in range(top, N, block):
-                values = kernel.block(items[top : top + block], items[left : left + block]).double().cpu().numpy()
-                out[top : top + block, left : left + block] = values
-                if kernel.positive or top != left:
-                    out[left : left + block, top : top + block] = values.T
+def _gram(kernel: Kernel, items: Prepared) -> np.ndarray:
     if not kernel.positive:
-        check_gram(out)
-    return out
+        # All of it, for half of it would hide a kernel that is not symmetric.
+        check_gram(gram_of(kernel, items, items, place=torch.device("cpu")))
+    # libsvm makes a copy of its own.
+    N = len(items)
+    check_memory(16 * N * N, f"a Gram matrix of {N:,} points, twice,", "take fewer points, or a kernel of vectors")
+    return square(gram_of(kernel, items, None, place=torch.device("cpu"))).double().numpy()
 
 
 def soft_margin(
@@ -110,12 +101,24 @@ def soft_margin(
     """
     from sklearn.svm import SVC
 
-    machine = SVC(C=1.0, tol=tolerance, cache_size=_CACHE, max_iter=max_iter, **settings)
-    machine.fit(given, t, sample_weight=C)
+    machine = fitted(SVC(C=1.0, tol=tolerance, cache_size=_CACHE, max_iter=max_iter, **settings), given, t, C)
     alpha = np.zeros(len(t))
     alpha[machine.support_] = np.abs(machine.dual_coef_[0])
     # libsvm gives a dual coefficient of t a, for t = 1 of the class that comes last.
     return Boundary(alpha, float(machine.intercept_[0]), int(machine.n_iter_[0]))
+
+
+def fitted(machine: Any, given: np.ndarray, y: np.ndarray, C: np.ndarray) -> Any:
+    """A machine of scikit-learn after ``fit``; one line where numbers are too large for it.
+
+    >>> from sklearn.svm import SVR
+    >>> fitted(SVR(kernel="linear"), np.array([[0.0], [1.0]]), np.array([0.0, 1.0]), np.ones(2)).fit_status_
+    0
+    """
+    try:
+        return machine.fit(given, y, sample_weight=C)
+    except ValueError as error:
+        raise ShapeError(f"libsvm cannot fit this: {str(error).splitlines()[0]}; scale X, or lower C") from None
 
 
 def hard_margin(

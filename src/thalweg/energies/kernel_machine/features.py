@@ -63,6 +63,10 @@ class Features(Kernel):
         items = self.kernel.prepare(self._features(X), device=device)
         return Prepared(items.tensors, items.inner, items.kind, not isinstance(X, Tensor))
 
+    def on_vectors(self) -> Kernel:
+        """The kernel of the features."""
+        return self.kernel
+
     def block(self, rows: Prepared, columns: Prepared) -> Tensor:
         """Each row with each column, ``(n, m)``."""
         return self.kernel.block(rows, columns)
@@ -132,6 +136,10 @@ class Fisher(Kernel):
         table = torch.as_tensor(scores)
         kind = f"sequences of {table.size(1)} scores"
         return Prepared((table.to(device) if device is not None else table,), (), kind, not isinstance(scores, Tensor))
+
+    def on_vectors(self) -> Kernel:
+        """The inner product of scores."""
+        return Linear()
 
     def block(self, rows: Prepared, columns: Prepared) -> Tensor:
         """Each row with each column, ``(n, m)``."""

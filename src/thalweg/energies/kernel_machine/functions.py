@@ -49,6 +49,11 @@ class Prepared:
         """Where the tensors lie."""
         return self.tensors[0].device if self.tensors else self.inner[0].device
 
+    @property
+    def table(self) -> Tensor:
+        """The rows of numbers, ``(N, D)``, of a kernel of vectors or of features."""
+        return self.inner[0].table if self.inner else self.tensors[0]
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Prepared:
         """The same elsewhere, or in another floating-point type; symbols stay whole numbers."""
         return self._each(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else None))
@@ -114,6 +119,10 @@ class Kernel(ABC):
         fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
         named = ((each.name, getattr(self, each.name)) for each in fields)
         return [(name, part) for name, part in named if isinstance(part, Kernel)]
+
+    def on_vectors(self) -> Kernel | None:
+        """The kernel of the rows of numbers that are prepared (:attr:`Prepared.table`); None where there are none."""
+        return self if self.vectors else None
 
     def __call__(self, X: Any, Z: Any = None) -> Any:
         """Gram matrix ``(N, N)`` of X, or ``(N, M)`` of X with Z: a tensor where X is one, otherwise an array."""
@@ -243,6 +252,11 @@ class _Changed(Kernel):
         """Read and check items; see :class:`Kernel`."""
         items = self.kernel.prepare(X, device=device)
         return Prepared(self._of(items), (items,), items.kind, items.array)
+
+    def on_vectors(self) -> Kernel | None:
+        """The same change of the part's kernel of vectors."""
+        inner = self.kernel.on_vectors()
+        return None if inner is None else dataclasses.replace(self, kernel=inner)
 
     def _of(self, items: Prepared) -> tuple[Tensor, ...]:
         return ()

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.energies.kernel_machine.functions import Kernel, check_alike
+from thalweg.energies.kernel_machine.functions import Kernel, Prepared, check_alike
 from thalweg.energies.rows import as_table
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.limits import check_memory
 
-__all__ = ["check_gram", "gram"]
+__all__ = ["check_gram", "gram", "gram_of", "square"]
 
 
-def gram(kernel: Kernel, X: Any, Z: Any = None, *, block: int = 2048, device: torch.device | str | None = None) -> Any:
+def gram(kernel: Kernel, X: Any, Z: Any = None, *, block: int = 1024, device: torch.device | str | None = None) -> Any:
     """The Gram matrix of X ``(N, N)``, or of X with Z ``(N, M)``, ``block`` rows and columns at a time.
 
     Besides the answer and the prepared items, no more than a few blocks are held, on ``device``. That of X alone is
@@ -40,23 +40,39 @@ def gram(kernel: Kernel, X: Any, Z: Any = None, *, block: int = 2048, device: to
     rows = kernel.prepare(X, device=device)
     columns = rows if Z is None else kernel.prepare(Z, device=rows.device)
     check_alike(rows, columns)
-    N, M = len(rows), len(columns)
-    out: Any = None
+    place = X.device if isinstance(X, Tensor) else torch.device("cpu")
+    out = gram_of(kernel, rows, None if Z is None else columns, block=block, place=place)
+    return out.numpy() if rows.array else out
+
+
+def gram_of(
+    kernel: Kernel, rows: Prepared, columns: Prepared | None, *, block: int = 1024, place: torch.device
+) -> Tensor:
+    """The same of prepared items, in ``place``; without columns that of the rows.
+
+    >>> from thalweg.energies.kernel_machine.vectors import Linear
+    >>> gram_of(Linear(), Linear().prepare([[1.0], [2.0]]), None, place=torch.device("cpu"))
+    tensor([[1., 2.],
+            [2., 4.]], dtype=torch.float64)
+    """
+    others = rows if columns is None else columns
+    N, M = len(rows), len(others)
+    dtype = kernel.block(rows[:1], others[:1]).dtype
+    if place.type == "cpu":
+        check_memory(N * M * dtype.itemsize, f"a Gram matrix of {N:,} x {M:,}", "take fewer items")
+    out = torch.empty(N, M, dtype=dtype, device=place)
     with torch.no_grad():
         for top in range(0, N, block):
-            for left in range(top if Z is None else 0, M, block):
-                values = kernel.block(rows[top : top + block], columns[left : left + block])
-                if out is None:
-                    place = X.device if isinstance(X, Tensor) else torch.device("cpu")
-                    if place.type == "cpu":
-                        check_memory(N * M * values.element_size(), f"a Gram matrix of {N:,} x {M:,}", "take fewer")
-                    out = torch.empty(N, M, dtype=values.dtype, device=place)
-                if Z is None and top == left:
-                    values = (values + values.mT) / 2
+            for left in range(top if columns is None else 0, M, block):
+                values = kernel.block(rows[top : top + block], others[left : left + block])
+                # A transposed block that lies in one piece is far faster to make, and then to write.
+                turned = values.mT.contiguous() if columns is None else None
+                if turned is not None and top == left:
+                    values = turned.add_(values).mul_(0.5)
+                elif turned is not None:
+                    out[left : left + block, top : top + block] = turned
                 out[top : top + block, left : left + block] = values
-                if Z is None and top != left:
-                    out[left : left + block, top : top + block] = values.mT
-    return out.numpy() if rows.array else out
+    return out
 
 
 def check_gram(G: Any, *, tolerance: float | None = None) -> float:
@@ -98,7 +114,11 @@ def check_gram(G: Any, *, tolerance: float | None = None) -> float:
 
 
 def square(G: Any) -> Tensor:
-    """A finite square matrix as a tensor."""
+    """A finite square matrix as a tensor of floating-point numbers.
+
+    >>> square([[1, 0], [0, 1]]).dtype
+    torch.float64
+    """
     table = as_table(G, "the Gram matrix")
     matrix = table.detach() if isinstance(table, Tensor) else torch.from_numpy(np.require(table, None, ["C", "W"]))
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):

@@ -49,10 +49,7 @@ class KernelMachine(Estimator):
         """The points that are kept, ``(S, D)``, of a kernel of vectors."""
         if self._lacking("support_vectors_"):
             raise AttributeError
-        items = self._support
-        while items.inner:
-            items = items.inner[0]
-        return items.tensors[0].double().numpy()
+        return self._support.table.double().numpy()
 
     @property
     def coef_(self) -> np.ndarray:

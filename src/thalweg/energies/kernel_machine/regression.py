@@ -7,11 +7,13 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from thalweg.energies.kernel_machine.dual import libsvm_given
+from thalweg.energies.kernel_machine.certificate import KKTReport, certify_regression
+from thalweg.energies.kernel_machine.dual import fitted, libsvm_given
 from thalweg.energies.kernel_machine.functions import Kernel
 from thalweg.energies.kernel_machine.machine import KernelMachine, read_bound, read_targets
+from thalweg.energies.kernel_machine.vectors import Linear
 from thalweg.energies.rows import as_table, read_weights
-from thalweg.errors import ShapeError
+from thalweg.errors import NotFittedError, ShapeError
 from thalweg.limits import COUNT, check_numbers
 
 __all__ = ["KernelSVR"]
@@ -80,11 +82,39 @@ class KernelSVR(KernelMachine):
         places = np.flatnonzero(bounds > 0)
         given = libsvm_given(self.kernel_, items)
         machine = SVR(C=1.0, epsilon=self.epsilon, tol=self.tolerance, max_iter=self.max_iter, **given.settings)
-        machine.fit(given.part(places), values[places], sample_weight=bounds[places])
+        fitted(machine, given.part(places), values[places], bounds[places])
         self.dual_coef_, self.intercept_ = np.asarray(machine.dual_coef_), np.asarray(machine.intercept_)
         self.n_iter_ = int(machine.n_iter_)
+        self._training, self._values, self._bounds = X, values, bounds
         self._keep(items, places[machine.support_], self.dual_coef_, self.intercept_)
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_training"}
+
+    def kkt_report(self, X: Any = None, y: Any = None, *, tolerance: float | None = None) -> KKTReport:
+        """The residual of every condition of the optimum, and the duality gap; :class:`KKTReport`.
+
+        Args:
+            X, y: the training set in its order; by default the one given to ``fit``, as it is now.
+            tolerance: what counts as holding, see :func:`~thalweg.energies.certify_regression`; by default twice the
+                solver's, but no less than 1e-4: libsvm keeps kernel values in float32.
+        """
+        self._check_fitted()
+        if X is not None and not np.array_equal(_numbers(y, len(X), type(self).__name__), self._values):
+            raise ShapeError("X and y must be the training set in its order, for coefficients belong to its points")
+        if X is None and "_training" not in self.__dict__:
+            raise NotFittedError("this machine was copied without its training set: call `kkt_report(X, y)` with it")
+        X = self._training if X is None else X
+        f, c, weights = self._sums(X)[0][:, 0].cpu().numpy(), np.zeros(len(self._values)), None
+        c[self.support_] = self.dual_coef_[0]
+        if isinstance(self.kernel_, Linear):
+            weights = self.coef_[0], c @ self.kernel_.prepare(X).table.double().cpu().numpy()
+        used = self._bounds > 0
+        allowed = max(1e-4, 2 * self.tolerance) if tolerance is None else tolerance
+        how: dict[str, Any] = {"epsilon": self.epsilon, "weights": weights, "tolerance": allowed}
+        given = self._values[used], c[used], self._bounds[used], f[used], float(self.intercept_[0])
+        return KKTReport((certify_regression(*given, places=np.flatnonzero(used), **how),))
 
     def predict(self, X: Any) -> Any:
         """f(x) of each item, ``(N,)`` float64."""
