@@ -53,7 +53,7 @@ class ScoreSpaceSettings:
         components: of those whose score spaces are used; the Bayesian information criterion of the training points
             chooses, as it would for mixtures that nobody classifies with.
         floor: the least variance of a component as a share of that of all points. Points lie on a grid, where narrow
-            components would collapse: 0.2 is a standard deviation of about a pixel, and the best for mixtures alone.
+            components would collapse: 0.2 is a standard deviation of about a pixel, the best tried for mixtures alone.
         prices: of slack in the support vector machine, where the mean of the squared norms is 1.
         resamples: of the digits, for intervals.
 
