@@ -248,7 +248,7 @@ def test_a_sequence_has_the_same_scores_in_any_company_and_form(make):
 def test_many_sequences_are_done_in_blocks(monkeypatch):
     space = ScoreSpace(a_mixture()[0], order=2)
     whole = space.fit_transform(ragged())
-    monkeypatch.setattr("thalweg.energies.derivatives._AT_ONCE", 1)
+    monkeypatch.setattr("thalweg.energies.derivatives.blocks._AT_ONCE", 1)
     close(space.transform(ragged()), whole)
     padded = normal(3, 5, 2)
     close(space.transform(padded), torch.cat([space.transform(x) for x in padded]))

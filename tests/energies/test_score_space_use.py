@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
+
 import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.model_selection import cross_val_score
-from sklearn.pipeline import make_pipeline
+from sklearn.mixture import GaussianMixture as SklearnMixture
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
+from sklearn.utils import get_tags
+from torch.distributions import Poisson
 
 from oracles.score_spaces import fisher_vector as fisher_vector_by_hand
 from oracles.score_spaces import fisher_vector_from_moments
@@ -150,7 +156,7 @@ def test_a_clone_shares_the_model_and_has_yet_to_be_fitted():
 def test_bad_input_is_told_in_one_line():
     mixture, chain, x = a_mixture(), a_chain(), ragged()
     symbols = a_chain_of_symbols()
-    blended = HMM(n_states=2, emission="mixture", n_mix=1, max_iter=1).fit(normal(50, 1))
+    odd = HMM([1.0], [[1.0]], Poisson(torch.tensor([1.0])))
     broken = [*x[:2], x[2].index_fill(0, torch.tensor([4]), torch.nan)]
     cases = [
         (ShapeError, "sequence 1 is empty, (0, 2); leave it out", lambda: [x[0], x[0][:0]], mixture, {}),
@@ -162,7 +168,7 @@ def test_bad_input_is_told_in_one_line():
         (NotFittedError, "this GaussianMixture has no parameters yet", lambda: x, GaussianMixture(2), {}),
         (NotFittedError, "this HMM has no parameters yet", lambda: x, HMM(n_states=2), {}),
         (ConfigError, "must be a GaussianMixture or an HMM of thalweg, got SVC", lambda: x, SVC(), {}),
-        (ConfigError, "Gaussian or categorical emissions, got MixtureEmission", lambda: x, blended, {}),
+        (ConfigError, "mixture or categorical emissions, got DistributionEmission", lambda: [[1]], odd, {}),
         (
             ConfigError,
             "`of` names `meens`, no parameter of this Gauss.*; did you mean `means`?",
@@ -174,13 +180,17 @@ def test_bad_input_is_told_in_one_line():
         (ConfigError, "at least one parameter, each once", lambda: x, mixture, {"of": ()}),
         (ConfigError, "at least one parameter, each once", lambda: x, mixture, {"of": ("means", "means")}),
         (ConfigError, "`order` must be 1 or 2, got 3", lambda: x, mixture, {"order": 3}),
-        (ConfigError, "means of a GaussianMixture alone, got means of HMM", lambda: x, chain, {"order": 2}),
+        (ConfigError, "must name them, got weights of Gauss", lambda: x, mixture, {"order": 2, "of": "weights"}),
+        (ConfigError, "got emissions of HMM; use order 1", lambda: [[0]], symbols, {"order": 2, "of": "emissions"}),
+        (ConfigError, "`exact` is of first derivatives", lambda: x, mixture, {"order": 2, "whiten": "exact"}),
+        (ConfigError, "not for 3 components in 2 dimensions; use `whiten`", lambda: x, mixture, {"whiten": "exact"}),
+        (ConfigError, "not for an HMM of 3 states with Gaussian", lambda: x, chain, {"whiten": "exact"}),
         (
             ConfigError,
-            "alone, got weights of GaussianMixture; use order 1",
-            lambda: x,
-            mixture,
-            {"order": 2, "of": "weights"},
+            "tell its states, not for an HMM of 3 states with Cat",
+            lambda: [[0]],
+            symbols,
+            {"whiten": "exact", "of": "initial"},
         ),
         (ConfigError, "`whiten` is unknown: 'diag'; did you mean `diagonal`", lambda: x, mixture, {"whiten": "diag"}),
     ]
@@ -201,9 +211,61 @@ def test_bad_lengths_and_impossible_sequences_are_told_of():
     with pytest.raises(ShapeError, match="sum to the 4 observations"):
         space.fit(normal(4, 2), lengths=[3, 2])
     stuck = HMM([1.0, 0.0], [[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]])
-    with pytest.raises(InfeasibleError):
-        ScoreSpace(stuck, of="initial").fit([[0, 1]])
+    with pytest.raises(InfeasibleError, match="item 1"):
+        ScoreSpace(stuck, of="initial").fit([[0] * 9, [0, 1], [0]])
     with pytest.raises(ConfigError, match="`diagonal` covariances, got `full`"):
         fisher_vector(a_mixture("full"), ragged())
     with pytest.raises(ConfigError, match="need a GaussianMixture, got HMM"):
         fisher_vector(a_chain(), ragged())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("improved", [False, True])
+def test_fisher_vectors_are_those_that_scikit_image_computes(improved):
+    feature = pytest.importorskip("skimage.feature", reason="scikit-image is not installed: pip install scikit-image")
+    model = a_mixture()
+    weights, means, variances = (each.detach().numpy() for each in (model.weights_, model.means_, model.covariances_))
+    peer = SklearnMixture(3, covariance_type="diag")
+    peer.weights_, peer.means_, peer.covariances_ = weights, means, variances
+    peer.precisions_cholesky_ = 1 / np.sqrt(variances)
+    theirs = np.stack([feature.fisher_vector(x.numpy(), peer, improved=improved) for x in ragged()])
+    ours = fisher_vector(model, [x.numpy() for x in ragged()], improved=improved)
+    np.testing.assert_allclose(ours * np.r_[np.ones(9), -np.ones(6)], theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_a_search_goes_through_orders_and_settings_of_a_pipeline():
+    """Classes with the same mean and variances, but coordinates that move together or apart."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    sequences = []
+    for label in labels:
+        along = (0.8, 0.0, -0.8)[label]
+        points = rng.normal(size=(rng.integers(15, 40), 2))
+        sequences.append(np.c_[points[:, 0], along * points[:, 0] + np.sqrt(1 - along**2) * points[:, 1]])
+    model = GaussianMixture(2, "diagonal", random_state=0).double().fit(np.concatenate(sequences[:40]))
+    pipeline = Pipeline([("space", ScoreSpace(model)), ("scale", StandardScaler()), ("svm", SVC(kernel="linear"))])
+    grid = {"space__order": [1, 2], "space__average": [False, True], "svm__C": [0.1, 1.0]}
+    search = GridSearchCV(pipeline, grid, cv=3).fit(sequences[:40], labels[:40])
+    assert search.score(sequences[40:], labels[40:]) >= 0.9
+    assert search.best_estimator_["space"].model is model
+    assert set(search.cv_results_["param_space__order"]) == {1, 2}
+
+
+def test_manners_of_a_transformer():
+    """What `check_estimator` asks, of an estimator whose X are sequences."""
+    space, x = ScoreSpace(a_mixture(), of=("means", "weights"), whiten="diagonal"), ragged()
+    settings = space.get_params(deep=False)
+    assert space.fit(x) is space
+    assert space.get_params(deep=False) == settings
+    assert [*inspect.signature(ScoreSpace.__init__).parameters][1:] == list(settings)
+    assert space.n_features_in_ == 2
+    before = [each.clone() for each in x]
+    close(space.fit_transform(x), space.fit(x).transform(x))
+    close(ScoreSpace(**settings).fit(x, y=[0, 1, 0]).transform(x), space.transform(x))  # y is not looked at
+    assert all(map(torch.equal, before, x))
+    close(space.transform(list(reversed(x))), space.transform(x).flip(0))
+    again = pickle.loads(pickle.dumps(space))
+    close(again.transform(x), space.transform(x))
+    assert get_tags(space).transformer_tags is not None
+    assert "whiten='diagonal'" in repr(space)
+    with pytest.raises(ConfigError, match="`widen` is no setting of ScoreSpace; did you mean `whiten`"):
+        space.set_params(widen="none")

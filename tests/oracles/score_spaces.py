@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -93,3 +94,45 @@ def _shares(point, weights, means, variances):
         for w, ms, vs in zip(weights, means, variances, strict=True)
     ]
     return [part / sum(parts) for part in parts]
+
+
+def chain_second_order(sequence, initial, moves, means, variances):
+    """d^2 log p / d m_i d m_j of a chain of numbers, the lower triangle, by going through all paths of states.
+
+    With P(z | x) of each path and its slope S_i = sum_t [z_t = i] (x_t - m_i) / s_i^2:
+    E[S_i S_j] - E[S_i] E[S_j] - [i = j] E[how often i] / s_i^2.
+    """
+    N = len(means)
+    total, once, often = 0.0, [0.0] * N, [0.0] * N
+    twice = [[0.0] * N for _ in range(N)]
+    for path in itertools.product(range(N), repeat=len(sequence)):
+        chance = initial[path[0]]
+        for i, j in itertools.pairwise(path):
+            chance *= moves[i][j]
+        for x, z in zip(sequence, path, strict=True):
+            chance *= normal(x, means[z], variances[z])
+        slope = [
+            sum((x - means[i]) / variances[i] for x, z in zip(sequence, path, strict=True) if z == i) for i in range(N)
+        ]
+        total += chance
+        for i in range(N):
+            once[i] += chance * slope[i]
+            often[i] += chance * path.count(i)
+            for j in range(N):
+                twice[i][j] += chance * slope[i] * slope[j]
+    return [
+        twice[i][j] / total - once[i] * once[j] / total**2 - (often[i] / total / variances[i] if i == j else 0.0)
+        for i in range(N)
+        for j in range(i + 1)
+    ]
+
+
+def fisher_information_1d(weights, means, variances, points=200_001):
+    """E[U U'] of one draw in means, variances and logits of weights, by a sum over a fine grid."""
+    w, m, v = (np.array(each)[:, None] for each in (weights, means, variances))
+    x = np.linspace((m - 14 * np.sqrt(v)).min(), (m + 14 * np.sqrt(v)).max(), points)
+    parts = w * np.exp(-((x - m) ** 2) / (2 * v)) / np.sqrt(2 * math.pi * v)
+    density = parts.sum(axis=0)
+    shares = parts / np.maximum(density, 1e-300)
+    scores = np.concatenate([shares * (x - m) / v, 0.5 * shares * ((x - m) ** 2 / v**2 - 1 / v), shares - w])
+    return (scores * density * (x[1] - x[0])) @ scores.T

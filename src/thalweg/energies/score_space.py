@@ -9,7 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.energies.derivatives import ChainDerivatives, MixtureDerivatives, derivatives_of
+from thalweg.energies.derivatives.chains import ChainDerivatives
+from thalweg.energies.derivatives.choice import derivatives_of
+from thalweg.energies.derivatives.information import exact_information
+from thalweg.energies.derivatives.mixtures import MixtureDerivatives
 from thalweg.energies.estimator import Estimator
 from thalweg.energies.hmm.sequences import Sequences, read_sequences
 from thalweg.energies.mixture.model import GaussianMixture
@@ -17,7 +20,7 @@ from thalweg.errors import ConfigError, ShapeError, nearest
 
 __all__ = ["ScoreSpace", "fisher_kernel", "fisher_vector"]
 
-_WHITENINGS = ("none", "diagonal", "empirical")
+_WHITENINGS = ("none", "diagonal", "empirical", "exact")
 
 
 class ScoreSpace(Estimator):
@@ -36,6 +39,7 @@ class ScoreSpace(Estimator):
     | | ``weights`` | the logits of the weights, N |
     | `HMM` | ``initial``, ``transitions`` | the logits of pi, C, and of each row of P, C^2 or the edges |
     | ... with Gaussians | ``means``, ``variances`` | as above |
+    | ... with mixtures | ``means``, ``variances``, ``weights`` | as above, of the J parts of each state |
     | ... with symbols | ``emissions`` | the logits of each state's symbols, K V |
 
     X is a list of sequences, a padded batch ``(B, T, D)`` with ``lengths`` (B,) where they differ, or all observations
@@ -45,17 +49,21 @@ class ScoreSpace(Estimator):
     Args:
         model: a :class:`GaussianMixture` or an :class:`HMM` that has parameters. It is used as it is: ``fit`` does not
             change it, and clones share it.
-        order: 2 adds the second derivatives in the means of a mixture, with ``of=("means",)`` alone: M + M (M + 1) / 2
-            numbers for M = N D. They are no linear transform of the first.
+        order: 2 adds the second derivatives in the means, which must be among ``of``: M (M + 1) / 2 numbers for
+            M = N D, the lower triangle row by row. They are no linear transform of the first.
         of: which parameters, in that order; one may be named alone.
         whiten: ``none``; ``diagonal``, divide by the root of the mean square of each derivative; ``empirical``,
-            multiply by the inverse root of their second moments, 0 in directions that never vary. Estimated by ``fit``.
+            multiply by the inverse root of their second moments, 0 in directions that never vary. Both are estimated by
+            ``fit``. ``exact``: what ``empirical`` tends to if the model is right, from the lengths in ``fit`` alone;
+            for first derivatives of one Gaussian, of a mixture in one dimension (by quadrature), and of a chain whose
+            symbols tell its states. For other models no closed form is known, and an error says so.
         average: divide by the length first, so that long sequences do not speak louder.
 
     Attributes:
-        whitening_: ``(F,)`` for ``diagonal``, ``(F, F)`` for ``empirical``, otherwise None; float64.
+        whitening_: ``(F,)`` for ``diagonal``, ``(F, F)`` for ``empirical`` and ``exact``, otherwise None; float64.
 
-    A mixture costs O(T N D), with full covariances or second order O(T N D^2) and O(T N^2 D^2); an HMM O(T C^2).
+    A mixture costs O(T N D), with full covariances or second order O(T N D^2) and O(T N^2 D^2); an HMM O(T C^2), to
+    second order O(T (C^2 M + C D M)). Sequences of about the same length are done together, whatever their order.
 
     >>> model = GaussianMixture(means=[[-1.0], [1.0]], covariances=[[[1.0]], [[1.0]]])
     >>> ScoreSpace(model).fit_transform([[[0.0]], [[-2.0], [0.5], [3.0]]]).shape
@@ -112,9 +120,20 @@ class ScoreSpace(Estimator):
         self.n_features_in_ = found.width
         if self.whiten != "none" and not bool(found.scores.isfinite().all()):
             raise ShapeError("derivatives must be finite to be whitened, got NaN or infinite ones; look at the model")
-        ways = {"none": lambda scores: None, "diagonal": _diagonal, "empirical": _empirical}
-        self.whitening_ = ways[self.whiten](found.scores)
+        ways: dict[str, Callable[[], Tensor | None]] = {
+            "none": lambda: None,
+            "diagonal": lambda: _diagonal(found.scores),
+            "empirical": lambda: _empirical(found.scores),
+            "exact": lambda: self._exact(found),
+        }
+        self.whitening_ = ways[self.whiten]()
         return found
+
+    def _exact(self, found: _Scores) -> Tensor:
+        ways = derivatives_of(self.model)
+        lengths = found.lengths
+        scales = 1 / lengths if self.average else torch.ones_like(lengths)
+        return _inverse_root(exact_information(ways, self._checked(ways), lengths, scales))
 
     def _scores(self, X: Any, lengths: Any) -> _Scores:
         """The derivatives, not yet whitened."""
@@ -126,10 +145,11 @@ class ScoreSpace(Estimator):
         _check(batch, ways)
         device = next((each.device for each in self.model.parameters()), batch.values.device)
         scores = ways(batch.values.to(device), batch.lengths, of, self.order)
+        B, T = batch.values.shape[:2]
+        lengths = torch.full((B,), T) if batch.lengths is None else batch.lengths
         if self.average:
-            T = batch.values.size(1)
-            scores = scores / (T if batch.lengths is None else batch.lengths.to(device).unsqueeze(1))
-        return _Scores(scores, batch, ways.width)
+            scores = scores / lengths.to(device).unsqueeze(1)
+        return _Scores(scores, batch, ways.width, lengths.double())
 
     def _answer(self, found: _Scores) -> Any:
         scores, whitening = found.scores, self.whitening_
@@ -154,22 +174,25 @@ class ScoreSpace(Estimator):
             raise ConfigError(f"`of` must name at least one parameter, each once, got {of!r}")
         if self.order not in (1, 2) or isinstance(self.order, bool):
             raise ConfigError(f"`order` must be 1 or 2, got {self.order!r}")
-        if self.order == 2 and (not isinstance(ways, MixtureDerivatives) or of != ("means",)):
+        if self.order == 2 and "means" not in of:
             raise ConfigError(
-                f"`order` 2 is offered for the means of a GaussianMixture alone, got {', '.join(of)} of "
+                f"`order` 2 is of the means of Gaussians, `of` must name them, got {', '.join(of)} of "
                 f"{type(self.model).__name__}; use order 1"
             )
         if self.whiten not in _WHITENINGS:
             raise ConfigError(f"`whiten` is unknown: {self.whiten!r}; {nearest(str(self.whiten), _WHITENINGS)}")
+        if self.whiten == "exact" and self.order == 2:
+            raise ConfigError("`whiten` `exact` is of first derivatives, got `order` 2; use `empirical` or `diagonal`")
         return of
 
 
 class _Scores(NamedTuple):
-    """Derivatives ``(B, F)``, the sequences they are of, and how many numbers an observation has."""
+    """Derivatives ``(B, F)``, the sequences they are of, how many numbers an observation has, and ``(B,)`` lengths."""
 
     scores: Tensor
     batch: Sequences
     width: int
+    lengths: Tensor
 
 
 def fisher_kernel(model: Any, X: Any, lengths: Any = None, **settings: Any) -> Callable[..., Any]:
@@ -247,6 +270,14 @@ def _empirical(scores: Tensor) -> Tensor:
     least = sizes.amax() * max(scores.shape) * torch.finfo(scores.dtype).eps
     roots = torch.where(sizes > least, len(scores) ** 0.5 / sizes, 0.0)
     return (rows.mT * roots) @ rows
+
+
+def _inverse_root(information: Tensor) -> Tensor:
+    """The symmetric inverse root on the directions that tell anything, (F, F)."""
+    sizes, columns = torch.linalg.eigh(information)
+    least = sizes.amax().clamp(min=0) * len(sizes) * 1e-12
+    roots = torch.where(sizes > least, sizes.clamp(min=torch.finfo(sizes.dtype).tiny).rsqrt(), 0.0)
+    return (columns * roots) @ columns.mT
 
 
 def _check(batch: Sequences, ways: MixtureDerivatives | ChainDerivatives) -> None:

@@ -24,6 +24,7 @@ from thalweg.recipes.experiments.losses import LossesSettings, run_losses
 from thalweg.recipes.experiments.mixtures import MixturesSettings, run_mixtures
 from thalweg.recipes.experiments.page import experiment_page
 from thalweg.recipes.experiments.plots import house_style
+from thalweg.recipes.experiments.score_space import ScoreSpaceSettings, run_score_space
 from thalweg.tasks.config import config_from
 from thalweg.tasks.yaml_text import parse_word
 
@@ -54,6 +55,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "large-margin": Experiment(LargeMarginSettings, run_large_margin),
     "losses": Experiment(LossesSettings, run_losses),
     "mixtures": Experiment(MixturesSettings, run_mixtures),
+    "score_space": Experiment(ScoreSpaceSettings, run_score_space),
 }
 
 
