@@ -32,6 +32,7 @@ from thalweg.energies.mixture.model import DegenerateComponentWarning, GaussianM
 from thalweg.energies.score_space import ScoreSpace, fisher_kernel, fisher_vector
 from thalweg.energies.selection import Choice, choose_size
 from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
+from thalweg.energies.tagger import LinearTagger
 from thalweg.energies.transformer.huggingface import ConvertedTransformer, GenerationRules, from_huggingface
 from thalweg.energies.transformer.model import Transformer, TransformerConfig
 from thalweg.energies.variational.config import VAEConfig, VAETraining
@@ -59,6 +60,7 @@ __all__ = [
     "GenerationRules",
     "HopfieldMemory",
     "LatentEnergy",
+    "LinearTagger",
     "MLPEnergy",
     "MemoryReport",
     "MixtureEmission",
