@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from contracts.segmentations import Segmentations
-from oracles import structural_svm as oracle
 from torch import nn
 
+from contracts.segmentations import Segmentations
+from oracles import structural_svm as oracle
 from thalweg.energies import LinearTagger
 from thalweg.errors import ConfigError, DataError, NotFittedError, ShapeError
 from thalweg.learning import StructuralSVM

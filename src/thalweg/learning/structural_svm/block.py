@@ -142,7 +142,7 @@ def costs_of_parts(structure: Structure, gold: Tensor, cost: Cost) -> Tensor:
 
 
 def offending(structure: Structure, block: Block) -> tuple[Tensor, Tensor]:
-    """The structure of greatest cost plus score of each example, and by how much it leads gold: the hinge loss, (B,)."""
+    """The structure of greatest cost plus score of each example, and its lead over gold: the hinge loss, (B,)."""
     augmented = structure.plus(block.parts)
     best = augmented.mode
     lead = augmented.score(best) - augmented.score(block.gold)

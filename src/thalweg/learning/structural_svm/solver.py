@@ -113,7 +113,8 @@ class StructuralSVM:
 
     >>> from thalweg.energies import LinearTagger
     >>> x, lengths = torch.eye(3).view(1, 3, 3), torch.tensor([3])
-    >>> svm = StructuralSVM(LinearTagger(3, 2), regularisation=0.1, tol=1e-6).fit([((x, lengths), torch.tensor([[0, 1, 1]]))])
+    >>> batches = [((x, lengths), torch.tensor([[0, 1, 1]]))]
+    >>> svm = StructuralSVM(LinearTagger(3, 2), regularisation=0.1, tol=1e-6).fit(batches)
     >>> svm.predict((x, lengths)), svm.converged_, round(svm.gap_curve[-1].primal, 4)
     (tensor([[0, 1, 1]]), True, 0.0339)
     """
@@ -339,8 +340,8 @@ def _require_linear(model: nn.Module, blocks: list[Block]) -> None:
         wrong = ~(none + once + twice).isfinite()
         if bool(wrong.any()):
             raise DataError(
-                f"item {int(wrong.nonzero()[0])} of batch {number} must have a finite score for its gold structure, got "
-                "another; look for NaN or inf in its inputs, or for constraints that forbid it"
+                f"item {int(wrong.nonzero()[0])} of batch {number} must have a finite score of its gold structure, "
+                "got another; look for NaN or inf in its inputs, or for constraints that forbid it"
             )
         if not (torch.allclose(none, 0 * none, atol=1e-6) and torch.allclose(twice, 2 * once, rtol=1e-3, atol=1e-4)):
             raise ConfigError(

@@ -23,6 +23,7 @@ from thalweg.recipes.experiments.losses import LossesSettings, run_losses
 from thalweg.recipes.experiments.mixtures import MixturesSettings, run_mixtures
 from thalweg.recipes.experiments.page import experiment_page
 from thalweg.recipes.experiments.plots import house_style
+from thalweg.recipes.experiments.tagging import TaggingSettings, run_tagging
 from thalweg.tasks.config import config_from
 from thalweg.tasks.yaml_text import parse_word
 
@@ -52,6 +53,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "landscape": Experiment(LandscapeSettings, run_landscape),
     "losses": Experiment(LossesSettings, run_losses),
     "mixtures": Experiment(MixturesSettings, run_mixtures),
+    "tagging": Experiment(TaggingSettings, run_tagging),
 }
 
 
