@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ _FOLLOW = {
 _ENDINGS = {"ADJ": "ish", "NOUN": "er", "VERB": "er", "ADP": "", "DET": "", "PRON": "", ".": ""}
 
 
-def read_tagged(data: str, sentences: int, seed: int) -> tuple[Tagged, Tagged]:
+def read_tagged(data: str, sentences: int, seed: int, root: Path | None = None) -> tuple[Tagged, Tagged]:
     """Sentences to learn from, and others: of a data set such as ``ud/atis``, or ``made``, so many and a third of that.
 
     >>> train, dev = read_tagged("made", 30, 0)
@@ -44,7 +45,7 @@ def read_tagged(data: str, sentences: int, seed: int) -> tuple[Tagged, Tagged]:
     if not data.startswith("ud/"):
         raise DataError(f"`data` must be a treebank such as ud/atis, or `made`, got {data!r}")
     train, dev = (
-        [(each.column("form"), each.column("upos")) for each in read_conllu(find_data(f"{data}-{part}.conllu"))]
+        [(each.column("form"), each.column("upos")) for each in read_conllu(find_data(f"{data}-{part}.conllu", root))]
         for part in ("train", "dev")
     )
     return train, dev
