@@ -66,7 +66,8 @@ def test_it_clones_as_scikit_learn_does():
     from sklearn.base import clone
 
     svm = SequenceSVM(regularisation=0.5, passes=7)
-    assert clone(svm).get_params() == svm.get_params()
+    copy: SequenceSVM = clone(svm)  # pyright: ignore[reportAssignmentType]
+    assert copy.get_params() == svm.get_params()
     assert repr(svm) == "SequenceSVM(regularisation=0.5, passes=7)"
 
 

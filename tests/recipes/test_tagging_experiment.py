@@ -16,7 +16,7 @@ from thalweg.recipes.experiments import EXPERIMENTS, build_settings
 from thalweg.recipes.experiments.tagged_sentences import Corpus, made_sentences, read_tagged
 from thalweg.recipes.experiments.tagging import TEACHERS, TaggingSettings, right_words, with_interval
 
-SMALL = ["data=made", "sentences=60", "svm_passes=4", "crf_passes=8", "perceptron_passes=3", "tuning_passes=2"]
+SMALL = ["data=made", "sentences=60", "svm_passes=4", "crf_passes=8", "perceptron_passes=3"]
 SMALL += ["batch=16", "svm_regularisations=[0.02, 0.01]", "crf_regularisations=[0.001]"]
 
 

@@ -53,8 +53,7 @@ class TaggingSettings:
         svm_regularisations: lambda of lambda / 2 |w|^2 beside the mean hinge loss of a sentence; the best on a held-out
             tenth of the sentences to learn from is taken.
         crf_regularisations: the same beside the mean negative log-likelihood.
-        svm_passes, crf_passes, perceptron_passes: over the sentences to learn from.
-        tuning_passes: of each trial.
+        svm_passes, crf_passes, perceptron_passes: over the sentences to learn from; a trial has half as many.
 
     >>> TaggingSettings().data
     'ud/atis'
@@ -68,11 +67,10 @@ class TaggingSettings:
     svm_passes: int = 30
     crf_passes: int = 60
     perceptron_passes: int = 15
-    tuning_passes: int = 10
 
     def __post_init__(self) -> None:
         check_positive(self, "sentences", "batch", "svm_regularisations", "crf_regularisations")
-        check_positive(self, "svm_passes", "crf_passes", "perceptron_passes", "tuning_passes")
+        check_positive(self, "svm_passes", "crf_passes", "perceptron_passes")
 
 
 def teach_svm(
@@ -200,7 +198,13 @@ def run_tagging(settings: TaggingSettings, seeds: tuple[int, ...], say: Say, roo
 
 
 def _teach(
-    settings: TaggingSettings, name: str, train: Tagged, dev: Tagged, regularisation: float, seed: int, passes: int = 0
+    settings: TaggingSettings,
+    name: str,
+    train: Tagged,
+    dev: Tagged,
+    regularisation: float,
+    seed: int,
+    trial: bool = False,
 ) -> dict[str, Any]:
     corpus = Corpus.of(train)
     batches, held_out = corpus.batches(train, settings.batch), corpus.batches(dev, 128)
@@ -211,8 +215,8 @@ def _teach(
         counts = right_words(tagger, held_out).sum(axis=0)
         curve.append({"passes": done, "seconds": seconds, "accuracy": float(counts[1] / counts[0])})
 
-    passes = passes or getattr(settings, f"{name}_passes")
-    certificates = TEACHERS[name](tagger, batches, regularisation, passes, watch, seed)
+    passes = getattr(settings, f"{name}_passes")
+    certificates = TEACHERS[name](tagger, batches, regularisation, -(-passes // 2) if trial else passes, watch, seed)
     counts = right_words(tagger, held_out)
     accuracy, low, high = with_interval(counts)
     return {
@@ -238,7 +242,7 @@ def _choose(settings: TaggingSettings, name: str, train: Tagged, seed: int, say:
     tried: dict[float, float] = {}
     cut = max(1, len(train) * 9 // 10)
     for regularisation in getattr(settings, f"{name}_regularisations"):
-        run = _teach(settings, name, train[:cut], train[cut:], regularisation, seed, settings.tuning_passes)
+        run = _teach(settings, name, train[:cut], train[cut:], regularisation, seed, trial=True)
         tried[regularisation] = run["accuracy"]
         say(f"seed {seed}, {METHODS[name]}, penalty {regularisation:g}: {run['accuracy']:.4f} held out")
     return max(tried, key=lambda each: tried[each])
