@@ -95,7 +95,7 @@ class Loop:
         for (x, gold), phi in zip(self.sentences, golds, strict=True):
             y = self.worst(w, x, gold)
             hinges += (y != gold).sum() - (phi - self.features_of(x, y)) @ w
-        return self.scale / 2 * w @ w + hinges / len(self.sentences)
+        return float(self.scale / 2 * w @ w + hinges / len(self.sentences))
 
 
 def solve(batches: list[Any], features: int, labels: int, count: int, device: str) -> tuple[float, float]:
