@@ -62,10 +62,10 @@ class TaggingSettings:
     data: str = "ud/atis"
     sentences: int = 300
     batch: int = 32
-    svm_regularisations: tuple[float, ...] = (0.001, 0.005, 0.02)
-    crf_regularisations: tuple[float, ...] = (0.0001, 0.0005, 0.002)
+    svm_regularisations: tuple[float, ...] = (0.001, 0.003, 0.01)
+    crf_regularisations: tuple[float, ...] = (0.00002, 0.0001, 0.0005)
     svm_passes: int = 30
-    crf_passes: int = 60
+    crf_passes: int = 80
     perceptron_passes: int = 15
 
     def __post_init__(self) -> None:
