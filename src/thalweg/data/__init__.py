@@ -21,6 +21,7 @@ from thalweg.data.images.reading import (
 )
 from thalweg.data.text.alphabet import BOS, EOS, PAD, UNK, Alphabet
 from thalweg.data.text.conllu import Sentence, Word, read_conllu
+from thalweg.data.text.indicators import Indicators, word_indicators
 from thalweg.data.text.readers import Pair, PairFile, read_pairs, read_sources, read_tagged_sources, split_tags
 from thalweg.data.text.symbols import Symbols, guess_symbols
 
@@ -39,6 +40,7 @@ __all__ = [
     "ImageBatches",
     "ImageData",
     "ImageSplit",
+    "Indicators",
     "Pair",
     "PairFile",
     "Sentence",
@@ -60,4 +62,5 @@ __all__ = [
     "read_tagged_sources",
     "read_unlabelled",
     "split_tags",
+    "word_indicators",
 ]

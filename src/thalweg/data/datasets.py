@@ -20,6 +20,9 @@ G2P_LANGUAGES = {
     "low": ("ady", "gre", "ice", "ita", "khm", "lav", "mlt_latn", "rum", "slv", "wel_sw"),
 }
 
+# What stands between the name of a data set and its splits in the paths of its files; a slash elsewhere.
+_AFTER = {"g2p": "_", "ud": "-"}
+
 # Image data sets and their file below the folder of external data.
 IMAGE_FILES = {"intel": "intel/intel48.zip"}
 
@@ -33,7 +36,8 @@ class DatasetInfo:
         source: where the data come from.
         splits: the parts that exist.
         available: whether the package or the files are there.
-        kind: ``pairs``, which :func:`load_dataset` reads, or ``images``, which :func:`thalweg.data.read_images` does.
+        kind: ``pairs``, which :func:`load_dataset` reads; ``images``, which :func:`thalweg.data.read_images` does; or
+            ``sentences``, which :func:`thalweg.data.read_conllu` does.
 
     >>> next(info.licence for info in list_datasets() if info.name == "ar2en")
     'Apache-2.0'
@@ -85,7 +89,16 @@ def list_datasets(root: Path | None = None) -> tuple[DatasetInfo, ...]:
         for level, languages in G2P_LANGUAGES.items()
         for language in languages
     )
-    return (cmudict, ar2en, *g2p, *_images(root))
+    atis = DatasetInfo(
+        name="ud/atis",
+        description="questions about flights with parts of speech and dependencies",
+        source="Universal Dependencies, github.com/UniversalDependencies/UD_English-Atis",
+        licence="CC BY-SA 4.0",
+        splits=("train", "dev"),
+        available=_there("ud/atis", ("train", "dev"), root),
+        kind="sentences",
+    )
+    return (cmudict, ar2en, *g2p, *_images(root), atis)
 
 
 def _images(root: Path | None) -> tuple[DatasetInfo, ...]:
@@ -129,7 +142,8 @@ def load_dataset(name: str, split: str = "train", *, stress: bool = False, root:
     if name not in known:
         raise ConfigError(f"no data set is called {name!r}; {nearest(name, known)}")
     if known[name].kind != "pairs":
-        raise ConfigError(f"data set {name} has images, expected pairs; train on it with --task classify")
+        remedy = "train on it with --task classify" if known[name].kind == "images" else "read it with read_conllu"
+        raise ConfigError(f"data set {name} has {known[name].kind}, expected pairs; {remedy}")
     splits = known[name].splits
     if split not in splits:
         raise ConfigError(f"data set {name} has no split {split!r}; {nearest(split, splits)}")
@@ -207,11 +221,11 @@ def unit_hash(text: str) -> float:
 
 def _stem(name: str) -> str:
     """How the relative paths of a data set's files begin."""
-    return f"{name}_" if name.startswith("g2p/") else f"{name}/"
+    return f"{name}{_AFTER.get(name.partition('/')[0], '/')}"
 
 
 def _file(name: str, split: str) -> str:
-    return f"{_stem(name)}{split}.tsv"
+    return f"{_stem(name)}{split}.{'conllu' if name.startswith('ud/') else 'tsv'}"
 
 
 def _root(root: Path | None) -> Path | None:

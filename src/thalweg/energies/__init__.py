@@ -42,6 +42,7 @@ from thalweg.energies.mixture.model import DegenerateComponentWarning, GaussianM
 from thalweg.energies.score_space import ScoreSpace, fisher_kernel, fisher_vector
 from thalweg.energies.selection import Choice, choose_size
 from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
+from thalweg.energies.tagger import LinearTagger
 from thalweg.energies.transformer.huggingface import ConvertedTransformer, GenerationRules, from_huggingface
 from thalweg.energies.transformer.model import Transformer, TransformerConfig
 from thalweg.energies.variational.config import VAEConfig, VAETraining
@@ -80,6 +81,7 @@ __all__ = [
     "KernelSVR",
     "LatentEnergy",
     "Linear",
+    "LinearTagger",
     "MLPEnergy",
     "MemoryReport",
     "MixtureEmission",

@@ -8,6 +8,8 @@ from thalweg.learning.losses.classes import ClassLoss, class_loss
 from thalweg.learning.losses.sequences import SequenceLoss
 from thalweg.learning.optimisers import Decayed, build_optimiser, decay_groups
 from thalweg.learning.settings import ClassTraining, Moment, TrainerConfig, TrainingConfig
+from thalweg.learning.structural_svm.sequences import SequenceSVM
+from thalweg.learning.structural_svm.solver import DualState, GapPoint, StructuralSVM
 from thalweg.learning.trainer import Trainer
 
 __all__ = [
@@ -15,8 +17,12 @@ __all__ = [
     "ClassLoss",
     "ClassTraining",
     "Decayed",
+    "DualState",
+    "GapPoint",
     "Moment",
     "SequenceLoss",
+    "SequenceSVM",
+    "StructuralSVM",
     "Trainer",
     "TrainerConfig",
     "TrainingConfig",

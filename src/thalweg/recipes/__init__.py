@@ -141,7 +141,7 @@ def run_recipe(
     out = Path(out)
     chosen = tuple(range(seeds)) if seeds else recipe.seeds
     if recipe.experiment:
-        return _run_experiment(recipe, out, chosen, seeds, overrides, fresh, listener)
+        return _run_experiment(recipe, out, chosen, seeds, overrides, fresh, listener, root)
     directories = [out / f"seed-{seed}" for seed in chosen]
     if fresh and not recipe.model_of:
         for directory in directories:
@@ -175,6 +175,7 @@ def _run_experiment(
     overrides: Sequence[str],
     fresh: bool,
     listener: Listener | None,
+    root: Path | None,
 ) -> RecipeResult:
     settings = build_settings(recipe.experiment, recipe.settings, overrides, where=f"recipe {recipe.name}")
     order = Order(recipe.name, recipe.experiment, recipe.title, recipe.note, settings, chosen, tuple(overrides))
@@ -183,7 +184,7 @@ def _run_experiment(
         if listener is not None:
             listener({"event": "experiment", "message": line})
 
-    page, tables, pictures = perform(order, out, seeds=seeds, fresh=fresh, say=say)
+    page, tables, pictures = perform(order, out, seeds=seeds, fresh=fresh, say=say, root=root)
     return RecipeResult(out, page, tables[0].rows, pictures=tuple(pictures))
 
 

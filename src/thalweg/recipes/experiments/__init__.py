@@ -25,6 +25,7 @@ from thalweg.recipes.experiments.mixtures import MixturesSettings, run_mixtures
 from thalweg.recipes.experiments.page import experiment_page
 from thalweg.recipes.experiments.plots import house_style
 from thalweg.recipes.experiments.score_space import ScoreSpaceSettings, run_score_space
+from thalweg.recipes.experiments.tagging import TaggingSettings, run_tagging
 from thalweg.tasks.config import config_from
 from thalweg.tasks.yaml_text import parse_word
 
@@ -35,12 +36,15 @@ __all__ = ["EXPERIMENTS", "Experiment", "Order", "build_settings", "perform"]
 class Experiment:
     """A kind of settings, and what is done with them on the given seeds.
 
+    ``reads_data``: the function takes the folder of known data sets as ``root`` too.
+
     >>> EXPERIMENTS["digits"].settings().stored
     100
     """
 
     settings: type
-    run: Callable[[Any, tuple[int, ...], Say], Findings]
+    run: Callable[..., Findings]
+    reads_data: bool = False
 
 
 # What a recipe may name as its `experiment`.
@@ -56,6 +60,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "losses": Experiment(LossesSettings, run_losses),
     "mixtures": Experiment(MixturesSettings, run_mixtures),
     "score_space": Experiment(ScoreSpaceSettings, run_score_space),
+    "tagging": Experiment(TaggingSettings, run_tagging, reads_data=True),
 }
 
 
@@ -113,11 +118,18 @@ def build_settings(experiment: str, raw: Mapping[str, Any], overrides: Sequence[
 
 
 def perform(
-    order: Order, out: Path, *, seeds: int | None = None, fresh: bool = False, say: Say = lambda line: None
+    order: Order,
+    out: Path,
+    *,
+    seeds: int | None = None,
+    fresh: bool = False,
+    say: Say = lambda line: None,
+    root: Path | None = None,
 ) -> tuple[Path, list[Table], list[Path]]:
     """Perform an experiment into a folder, unless the same one is already there.
 
-    The folder gets ``NAME-PICTURE.png``, the page ``NAME.html`` and, when all else is written, ``results-NAME.json``.
+    The folder ``out`` gets ``NAME-PICTURE.png``, the page ``NAME.html`` and, when all else is written,
+    ``results-NAME.json``; ``root`` is the folder of known data sets.
 
     Returns:
         The page, the tables and the pictures' paths.
@@ -128,7 +140,8 @@ def perform(
     record = _record(results, order)
     if record is None:
         with house_style():
-            found = EXPERIMENTS[order.experiment].run(order.settings, order.seeds, say)
+            chosen = EXPERIMENTS[order.experiment]
+            found = chosen.run(order.settings, order.seeds, say, **{"root": root} if chosen.reads_data else {})
         for picture in found.pictures:
             write_atomically(_place(out, order, picture.name), picture.png)
         facts = {"seeds": list(order.seeds)} | {key.replace("_", " "): value for key, value in order.plain.items()}
