@@ -115,6 +115,7 @@ class TransformerState:
         lineage: ``(R, t)`` row of the buffer's slot s that holds the past of row r.
         buffer: keys and values of the past; None before the first step and on the differentiable path.
         pasts: on the differentiable path, ``(R, t, 2, D)`` a layer, after the source's in a causal model.
+        said: ``(R, t)`` the symbols fed, where a rule of the model looks back at them.
 
     >>> from thalweg.energies import Transformer, TransformerConfig
     >>> config = TransformerConfig(width=8, heads=2, feedforward=16, encoder_layers=1, decoder_layers=1)
@@ -132,6 +133,7 @@ class TransformerState:
     lineage: Tensor
     buffer: Buffer | None = None
     pasts: tuple[Tensor, ...] | None = None
+    said: Tensor | None = None
 
 
 def begin(model: Transformer, inputs: Padded) -> TransformerState:
@@ -168,7 +170,8 @@ def select(state: TransformerState, rows: Tensor) -> TransformerState:
     """The state of the given rows: R' x t integers are gathered."""
     pasts = None if state.pasts is None else tuple(part[rows] for part in state.pasts)
     lineage = state.lineage[rows] if state.length else state.lineage.new_empty((rows.size(0), 0))
-    return replace(state, items=state.items[rows], lineage=lineage, pasts=pasts)
+    said = None if state.said is None else state.said[rows]
+    return replace(state, items=state.items[rows], lineage=lineage, pasts=pasts, said=said)
 
 
 def step(model: Transformer, tokens: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:

@@ -16,7 +16,10 @@ Weights are copied, so that logits are equal, and so are the answers of a search
 ``forced_eos_token_id=None``                    ``last_step=None``, the default
 ``forced_eos_token_id=eos``                     ``model.last_step = n``
 ``forced_bos_token_id``                         ``model.rules.first``, taken over
-``bad_words_ids`` (single), ``suppress_tokens`` ``model.rules.forbidden``, taken over
+``bad_words_ids``, ``suppress_tokens``          ``model.rules.forbidden`` and ``words``, taken over
+``begin_suppress_tokens``                       ``model.rules.not_first``, taken over
+``no_repeat_ngram_size=n``                      ``model.rules.no_repeat``, taken over
+``min_length=m`` (``min_new_tokens=m - 1``)     ``min_length=m``, in ``model.rules.settings()``
 ==============================================  =================================================================
 
 Forced symbols cost nothing (log-probability 0) and forbidden ones give up their mass without the others gaining it:
@@ -28,9 +31,8 @@ among the finished ones; here they follow them.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,56 +40,16 @@ import torch
 from torch import Tensor
 
 from thalweg.energies.transformer.cache import TransformerState
+from thalweg.energies.transformer.generation import GenerationRules, one_symbol, read_rules
 from thalweg.energies.transformer.model import Transformer, TransformerConfig
 from thalweg.errors import CheckpointError, ConfigError, MissingDependencyError
+from thalweg.layers.padded import Padded
 from thalweg.layers.transformer import Activation
 
-__all__ = ["ConvertedTransformer", "GenerationRules", "from_huggingface"]
+__all__ = ["ConvertedTransformer", "from_huggingface"]
 
 _FAMILIES = ("bart", "marian", "mbart")
 _ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "relu": "relu", "swish": "silu", "silu": "silu"}
-# What `generate` may be told and a search here is told otherwise, or not at all, with the values that do nothing.
-_NOT_TAKEN = {
-    "no_repeat_ngram_size": (None, 0),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "repetition_penalty": (None, 1.0),
-    "encoder_repetition_penalty": (None, 1.0),
-    "diversity_penalty": (None, 0.0),
-    "min_length": (None, 0),
-    "begin_suppress_tokens": (None, []),
-    "exponential_decay_length_penalty": (None,),
-    "sequence_bias": (None,),
-    "guidance_scale": (None, 1, 1.0),
-    "do_sample": (None, False),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerationRules:
-    """What ``generation_config.json`` says about which symbols may stand where, and how its authors search.
-
-    Attributes:
-        forbidden: symbols that never stand anywhere.
-        first: symbol that every sequence begins with, at no cost; None where the model chooses.
-        last: symbol forced at the length limit, at no cost, where :attr:`ConvertedTransformer.last_step` is set.
-        width, length_penalty, max_length: of the search; ``max_length`` counts generated symbols.
-        not_taken: settings in force there that have no counterpart here, such as ``no_repeat_ngram_size``.
-
-    >>> GenerationRules(width=5).settings()
-    {'width': 5, 'length_penalty': 1.0, 'max_length': 20}
-    """
-
-    forbidden: tuple[int, ...] = ()
-    first: int | None = None
-    last: int | None = None
-    width: int = 1
-    length_penalty: float = 1.0
-    max_length: int = 20
-    not_taken: tuple[str, ...] = ()
-
-    def settings(self) -> dict[str, Any]:
-        """Arguments for :func:`thalweg.inference.beam_search`."""
-        return {"width": self.width, "length_penalty": self.length_penalty, "max_length": self.max_length}
 
 
 class ConvertedTransformer(Transformer):
@@ -104,7 +66,6 @@ class ConvertedTransformer(Transformer):
     >>> model = ConvertedTransformer(small, source_size=9, target_size=9, unk=None, forbidden=()).eval()
     >>> model.rules = GenerationRules(forbidden=(1,), first=5)
     >>> from thalweg.inference import greedy
-    >>> from thalweg.layers.padded import Padded
     >>> source = Padded(torch.tensor([[4, 5, 6]]), torch.tensor([3]), torch.ones(1, 3, dtype=torch.bool))
     >>> int(greedy(model, source, max_length=4).tokens[0, 0, 0])
     5
@@ -116,23 +77,19 @@ class ConvertedTransformer(Transformer):
     @property
     def ruled(self) -> bool:
         """Whether a rule changes what :meth:`step` of the bare model gives; else a search may go round it."""
-        rules = self.rules
-        forced = rules.first is not None or (rules.last is not None and self.last_step is not None)
-        return forced or bool(rules.forbidden)
+        return self.rules.bind(self.last_step)
+
+    def begin(self, inputs: Padded) -> TransformerState:
+        """Start B targets, one per source; what is said is kept where a rule looks back."""
+        state = super().begin(inputs)
+        return replace(state, said=state.items.new_empty((inputs.size, 0))) if self.rules.look_back else state
 
     def step(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
         """Feed ``tokens (R,)``; log-probabilities ``(R, V)`` of the next symbols under the rules, and the state."""
-        rules, number = self.rules, state.length + 1
-        log_probs, state = super().step(tokens, state)
-        if number == self.last_step and rules.last is not None:
-            return _certain(log_probs, rules.last), state
-        if number == 1 and rules.first is not None:
-            return _certain(log_probs, rules.first), state
-        if rules.forbidden:
-            log_probs = log_probs.clone()
-            for symbol in rules.forbidden:  # one or two as a rule
-                log_probs[:, symbol] = -math.inf
-        return log_probs, state
+        if state.said is not None:
+            state = replace(state, said=torch.cat((state.said, tokens.unsqueeze(1)), dim=1))
+        log_probs, after = super().step(tokens, state)
+        return self.rules.apply(log_probs, after.length, self.last_step, state.said), after
 
 
 def from_huggingface(source: Any, *, bos: int | None = None) -> ConvertedTransformer:
@@ -175,25 +132,19 @@ def from_huggingface(source: Any, *, bos: int | None = None) -> ConvertedTransfo
         raise ConfigError("config.json: `decoder_start_token_id` must be a symbol, got none; pass `bos`")
     names = _Names(weights)
     shape = _shape(config, names)
-    ends = _one(told, "eos_token_id")
+    ends = one_symbol(told, "eos_token_id")
     model = ConvertedTransformer(
         shape,
         source_size=names.embedding("encoder").size(0),
         target_size=names.embedding("decoder").size(0),
         unk=None,
-        pad=_one(told, "pad_token_id"),
+        pad=one_symbol(told, "pad_token_id"),
         bos=start,
         eos=ends,
         forbidden=(),
     )
-    model.rules = _rules(told, ends)
+    model.rules = read_rules(told, ends)
     return _load(model, names)
-
-
-def _certain(log_probs: Tensor, symbol: int) -> Tensor:
-    forced = torch.full_like(log_probs, -math.inf)
-    forced[:, symbol] = 0.0
-    return forced
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -235,15 +186,6 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file}: expected a safetensors file, got {error}; download it anew") from None
     return weights
-
-
-def _one(told: Mapping[str, Any], key: str) -> int:
-    value = told.get(key)
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"config.json: `{key}` must be one symbol, got {value!r}; set it there")
-    return value
 
 
 def _shape(config: Mapping[str, Any], names: _Names) -> TransformerConfig:
@@ -288,30 +230,6 @@ def _shape(config: Mapping[str, Any], names: _Names) -> TransformerConfig:
         embedding_scale=bool(config.get("scale_embedding", False)),
         max_positions=config.get("max_position_embeddings", 1024),
         output_bias=True,
-    )
-
-
-def _rules(told: Mapping[str, Any], eos: int) -> GenerationRules:
-    words = [list(word) for word in told.get("bad_words_ids") or [] if list(word) != [eos]]
-    if any(len(word) != 1 for word in words):
-        raise ConfigError(
-            "generation_config.json: `bad_words_ids` must hold single symbols, got a longer word; take it out there "
-            "and forbid it with `allowed` of beam_search"
-        )
-    forbidden = {word[0] for word in words} | set(told.get("suppress_tokens") or [])
-    last = told.get("forced_eos_token_id")
-    if last is not None:
-        last = _one(told, "forced_eos_token_id")
-    longest = told.get("max_new_tokens") or (told.get("max_length") or 21) - 1
-    penalty = told.get("length_penalty")
-    return GenerationRules(
-        forbidden=tuple(sorted(forbidden)),
-        first=told.get("forced_bos_token_id"),
-        last=last,
-        width=told.get("num_beams") or 1,
-        length_penalty=1.0 if penalty is None else float(penalty),
-        max_length=max(longest, 1),
-        not_taken=tuple(key for key, nothing in _NOT_TAKEN.items() if told.get(key) not in nothing),
     )
 
 
