@@ -318,7 +318,8 @@ def test_pickles_are_refused(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ({"model_type": "t5"}, "model_type"),
+        ({"model_type": "umt5"}, "model_type"),
+        ({"model_type": "t5"}, "num_heads"),
         ({"activation_function": "gelu_new"}, "activation_function"),
         ({"decoder_ffn_dim": 32}, "decoder_ffn_dim"),
         ({"decoder_attention_heads": 4}, "decoder_attention_heads"),

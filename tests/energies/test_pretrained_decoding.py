@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from torch import Tensor
 pytest.importorskip("transformers", reason="needs transformers: pip install transformers==5.22.0")
 
 from contracts.tiny_seq2seq import MAX, PLACES, VARIANTS, V, build, generated, sources
-from thalweg.energies.pretrained.decoding import PretrainedDecoder, settings_of
+from thalweg.energies.pretrained.decoding import PretrainedDecoder, decoder_of, settings_of
 from thalweg.energies.transformer.generation import GenerationRules, read_rules
+from thalweg.energies.transformer.huggingface import ConvertedTransformer
 from thalweg.errors import ConfigError, ShapeError, ThalwegError
 from thalweg.inference import (
     beam_search,
@@ -38,12 +40,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def ours(variant: str, *, ending: bool = True, **options: Any) -> PretrainedDecoder:
-    """The model under the same options; eos is forced at the limit, for they rank what is cut among what is finished."""
+CONVERTED = [name for name in VARIANTS if "2" not in name]
+BOTH = [*((name, False) for name in VARIANTS), *((name, True) for name in CONVERTED)]
+
+
+def ours(variant: str, *, ending: bool = True, convert: bool = False, **options: Any) -> Any:
+    """The model under the same options.
+
+    With ``ending`` eos is forced at the limit, for they rank what the limit cut among what is finished.
+    """
     model = build(variant)
     eos = settings_of(model)["eos_token_id"]
     told = {**settings_of(model), **options, "forced_eos_token_id": eos if ending else None}
-    return PretrainedDecoder(model, rules=read_rules(told, eos), last_step=MAX if ending else None)
+    how = {"rules": read_rules(told, eos), "last_step": MAX if ending else None}
+    decoder = decoder_of(model, **how, convert=convert)
+    assert isinstance(decoder, ConvertedTransformer if convert else PretrainedDecoder), decoder.path
+    return decoder
 
 
 def least(decoder: Any) -> dict[str, int]:
@@ -55,41 +67,74 @@ def assert_same(found: Any, rows: list[list[list[int]]], scores: Tensor, penalty
     torch.testing.assert_close(found.scores / found.lengths**penalty, scores, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_greedy_is_equal(variant: str) -> None:
-    decoder = ours(variant, ending=False)
-    source, inputs = sources(decoder.model, seed=1)
+@pytest.mark.parametrize(("variant", "convert"), BOTH)
+def test_greedy_is_equal(variant: str, convert: bool) -> None:
+    decoder = ours(variant, ending=False, convert=convert)
+    source, inputs = sources(build(variant), seed=1)
     found = greedy(decoder, source, max_length=MAX)
-    assert_same(found, *generated(decoder.model, inputs))
+    assert_same(found, *generated(build(variant), inputs))
     assert found.tokens[:, 0].unique(dim=0).size(0) > 1, "the test needs a model that reads its source"
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_beams_are_equal(variant: str) -> None:
-    decoder = ours(variant)
-    source, inputs = sources(decoder.model, seed=2)
+@pytest.mark.parametrize(("variant", "convert"), BOTH)
+def test_beams_are_equal(variant: str, convert: bool) -> None:
+    decoder = ours(variant, convert=convert)
+    source, inputs = sources(build(variant), seed=2)
     for penalty in (0.0, 1.0):
         found = beam_search(decoder, source, width=4, k=3, max_length=MAX, length_penalty=penalty)
         settings = {"length_penalty": penalty, "forced_eos_token_id": decoder.eos}
-        assert_same(found, *generated(decoder.model, inputs, width=4, k=3, **settings), penalty)
+        assert_same(found, *generated(build(variant), inputs, width=4, k=3, **settings), penalty)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("variant", ["t5-gated", "bert2bert"])
-def test_options_are_equal(variant: str, options: str) -> None:
+@pytest.mark.parametrize(("variant", "convert"), [("t5-gated", False), ("bert2bert", False), ("byt5", True)])
+def test_options_are_equal(variant: str, convert: bool, options: str) -> None:
     source, inputs = sources(build(variant), seed=3)
     plain = beam_search(ours(variant), source, width=3, max_length=MAX, length_penalty=0.6)
     told = OPTIONS[options]
     if options == "bad words":
         one, two, three = (plain.sequences()[item][0] for item in range(3))
         told = {"bad_words_ids": [one[:1], two[:2], three[:3]]}
-    decoder = ours(variant, **told)
+    decoder = ours(variant, convert=convert, **told)
     told = {**told, "forced_eos_token_id": decoder.eos}
     found = beam_search(decoder, source, width=3, max_length=MAX, length_penalty=0.6, **least(decoder))
     assert found.sequences() != plain.sequences(), "the option must change something"
-    assert_same(found, *generated(decoder.model, inputs, width=3, k=3, length_penalty=0.6, **told), 0.6)
+    assert_same(found, *generated(build(variant), inputs, width=3, k=3, length_penalty=0.6, **told), 0.6)
     best = greedy(decoder, source, max_length=MAX, **least(decoder))
-    assert_same(best, *generated(decoder.model, inputs, **told))
+    assert_same(best, *generated(build(variant), inputs, **told))
+
+
+@pytest.mark.parametrize("variant", CONVERTED)
+def test_logits_of_converted_models_are_equal(variant: str) -> None:
+    model, decoder = build(variant), ours(variant, convert=True)
+    source, inputs = sources(model)
+    draw = torch.Generator().manual_seed(3)
+    tokens = torch.randint(5, V - 1, (5, 20), generator=draw)
+    target = Padded(tokens, torch.full((5,), 20), torch.ones(5, 20, dtype=torch.bool))
+    fed = torch.cat((torch.full((5, 1), decoder.bos), tokens[:, :-1]), dim=1)
+    with torch.no_grad():
+        expected = model(**inputs, decoder_input_ids=fed).logits
+        torch.testing.assert_close(decoder(source, target), expected, atol=1e-5, rtol=1e-5)
+        state, steps = decoder.begin(source), []
+        for symbols in fed.unbind(dim=1):
+            log_probs, state = super(ConvertedTransformer, decoder).step(symbols, state)
+            steps.append(log_probs)
+    torch.testing.assert_close(torch.stack(steps, dim=1), expected.log_softmax(dim=2), atol=1e-5, rtol=1e-5)
+    decoder.train()  # the differentiable path, without dropout
+    for part in decoder.modules():
+        if hasattr(part, "dropout") and isinstance(part.dropout, float):
+            part.dropout = 0.0
+        if hasattr(part, "p"):
+            part.p = 0.0
+    state = decoder.begin(source)
+    for n, symbols in enumerate(fed.unbind(dim=1)[:4]):
+        log_probs, state = super(ConvertedTransformer, decoder).step(symbols, state)
+        torch.testing.assert_close(log_probs, steps[n], atol=1e-5, rtol=1e-5)
+
+
+def test_what_cannot_be_converted_says_why() -> None:
+    assert decoder_of(build("bert2bert")).path.endswith("got 'encoder-decoder'; others have no converter)")
+    assert "bfloat16" in decoder_of(copy.deepcopy(build("t5")).bfloat16()).path
 
 
 def test_rules_are_read_from_the_model() -> None:

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from thalweg.energies.transformer.generation import GenerationRules, one_symbol, read_rules
-from thalweg.errors import ConfigError, ShapeError
+from thalweg.energies.transformer.huggingface import ConvertedTransformer, from_huggingface
+from thalweg.errors import CheckpointError, ConfigError, ShapeError
 from thalweg.layers.padded import Padded, checked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["PretrainedDecoder", "PretrainedState"]
+__all__ = ["PretrainedDecoder", "PretrainedState", "decoder_of", "settings_of"]
 
 _Pairs = tuple[tuple[Tensor, Tensor], ...]  # keys and values (R, H, t, d) of every layer
 
@@ -68,8 +69,8 @@ class PretrainedDecoder:
         bos, eos, pad, vocab_size: of the target side.
         path: what computes a step, in words.
 
-    ``inputs`` of :meth:`begin` is a :class:`Padded` of source ids as the checkpoint's tokeniser gives them. A step costs
-    that of the model for R rows of one symbol, and a copy of their past, O(L R t D).
+    ``inputs`` of :meth:`begin` is a :class:`Padded` of source ids as the checkpoint's tokeniser gives them. A step
+    costs that of the model for R rows of one symbol, and a copy of their past, O(L R t D).
 
     >>> from transformers import T5Config, T5ForConditionalGeneration
     >>> small = {"d_model": 8, "d_kv": 4, "num_heads": 2, "d_ff": 8, "num_layers": 1, "vocab_size": 9}
@@ -176,6 +177,48 @@ class PretrainedDecoder:
             fed |= {"decoder_input_ids": tokens.unsqueeze(1), "attention_mask": mask}
             out = self.model(encoder_outputs=BaseModelOutput(hidden), **fed)
         return out.logits, _pairs(cache.self_attention_cache), _pairs(cache.cross_attention_cache)
+
+
+def decoder_of(
+    model: PreTrainedModel,
+    *,
+    rules: GenerationRules | None = None,
+    bos: int | None = None,
+    last_step: int | None = None,
+    convert: bool = True,
+) -> ConvertedTransformer | PretrainedDecoder:
+    """The fastest decoder that gives what the model gives: :func:`from_huggingface` where it can, else its own cache.
+
+    Args:
+        model: as in :class:`PretrainedDecoder`, as are ``rules``, ``bos`` and ``last_step``.
+        convert: False for its own cache in any case.
+    Returns:
+        A decoder whose ``path`` says what it is, and why it could not be converted. Converted weights are copies, made
+        once: after the model has been trained further, ask again. Models in other types than float32 are not converted,
+        for numbers would change.
+
+    >>> from transformers import T5Config, T5ForConditionalGeneration
+    >>> small = {"d_model": 8, "d_kv": 4, "num_heads": 2, "d_ff": 8, "num_layers": 1, "vocab_size": 9}
+    >>> theirs = T5ForConditionalGeneration(T5Config(**small, decoder_start_token_id=0)).eval()
+    >>> decoder_of(theirs).path, decoder_of(theirs, convert=False).path
+    ('converted to our Transformer', "the model's own modules and cache")
+    """
+    why = ""
+    if convert:
+        kinds = {str(x.dtype).removeprefix("torch.") for x in model.parameters() if x.is_floating_point()}
+        try:
+            if kinds != {"float32"}:
+                raise ConfigError(f"weights must be float32, got {', '.join(sorted(kinds))}")
+            converted = from_huggingface(model, bos=bos).to(model.device)
+        except (CheckpointError, ConfigError) as error:
+            why = f" ({error})"
+        else:
+            converted.rules = converted.rules if rules is None else rules
+            converted.last_step = last_step
+            return converted
+    own = PretrainedDecoder(model, rules=rules, bos=bos, last_step=last_step)
+    own.path += why
+    return own
 
 
 def settings_of(model: PreTrainedModel) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def one_symbol(told: Mapping[str, Any], key: str) -> int:
 def read_rules(told: Mapping[str, Any], eos: int) -> GenerationRules:
     """The rules of a config as :class:`GenerationRules`.
 
-    >>> read_rules({"num_beams": 4, "max_length": 31, "bad_words_ids": [[9]], "no_repeat_ngram_size": 3}, eos=0).no_repeat
+    >>> read_rules({"num_beams": 4, "max_length": 31, "no_repeat_ngram_size": 3}, eos=0).no_repeat
     3
     """
     words = [tuple(word) for word in told.get("bad_words_ids") or [] if list(word) != [eos]]
