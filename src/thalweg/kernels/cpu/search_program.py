@@ -26,7 +26,7 @@ __all__ = ["Search", "code", "pack", "unchanged"]
 
 # The kinds of operations; what each works on is told there. Products are of the kind of their weights.
 NORM, PAST, SOURCE, SCALE = operations.norm, operations.past, operations.source, operations.scale
-GELU, SILU, SWIGLU = operations.gelu, operations.silu, operations.swiglu
+GELU, SILU, SWIGLU, GEGLU, RMS = operations.gelu, operations.silu, operations.swiglu, operations.geglu, operations.rms
 STORE, EMBED, ROTATE = operations.store, operations.embed, operations.rotate
 LSTM, GRU, RESET, KEEP, ATTEND = cells.lstm, cells.gru, cells.reset, cells.keep, cells.attend
 COPY, FOLD, POWERS = encoders.copy, encoders.fold, encoders.powers
