@@ -61,15 +61,16 @@ class CompiledTransformer:
             assert turns is not None
             self.angles = tuple(part.contiguous() for part in turns)
         self.packed: dict[Tensor, Tensor] = {}
+        self.barred = torch.zeros(model.vocab_size)
+        self.barred[list(getattr(model, "barred", ()))] = 1.0
+        searched = (self.beam, self.logits, self.lineage, self.items, self.barred if self.barred.any() else None)
         before, each = self._encoder(model) if self.encodes else [], self._decoder(model, capacity)
-        self.search = self.ops.Search(
-            kind, before, items * places, each, self.rows, self.beam, self.logits, self.lineage, self.items
-        )
+        self.search = self.ops.Search(kind, before, items * places, each, self.rows, *searched)
 
     @staticmethod
     def kind_of(model: Transformer) -> torch.dtype | None:
         """The type of all linear weights, if it is one that is served; None for a model that is not served."""
-        plain = not (model.causal or model.pointer or model.training or getattr(model, "ruled", False))
+        plain = not (model.causal or model.pointer or model.training) and getattr(model, "barred", ()) is not None
         config = model.config
         if not plain or not config.has_softmax or model.target_embedding.weight.dtype != torch.float32:
             return None
@@ -214,6 +215,11 @@ class CompiledTransformer:
             program.append(self._linear(layer.cross.out, read, streams.change))
             h, residual = self._add(norms[1], streams, residual, layer.first, program)
             h, residual = self._feed(layer, h, residual, norms[2], streams, program)
+        if model.block is not None:
+            program.append(self._linear(model.block[0], h, streams.change))
+            program.append((ops.GELU, streams.change, D))
+            program.append(self._norm(model.block[2], streams.change, streams.zeros, streams.h, streams.total))
+            h = streams.h
         program.append(self._linear(model.output, h, self.logits, bias=self.bias))
         self._kept_too = streams, vectors
         return program
@@ -282,5 +288,9 @@ def compiled_plan(model: Transformer, source: Padded) -> CompiledPlan | None:
     def make(items: int, width: int, capacity: int, k: int) -> CompiledTransformer:
         return CompiledTransformer(model, items, width, places, capacity, k)
 
-    shape, past = (places, kind, where, torch.get_num_threads()), 8 * config.attention_width * config.decoder_layers
+    rules = getattr(model, "barred", ())
+    shape, past = (
+        (places, kind, where, rules, torch.get_num_threads()),
+        8 * config.attention_width * config.decoder_layers,
+    )
     return CompiledPlan(source.size, shape, most, past, make, source.part)

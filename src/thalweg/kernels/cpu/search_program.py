@@ -106,6 +106,7 @@ class Search:
         logits: Tensor,
         lineage: Tensor,
         sources: Tensor,
+        barred: Tensor | None = None,
     ):
         self.beam, self.lineage, self.sources = beam, lineage, sources
         self.rows_before, self.product = rows_before, _PRODUCTS[kind]
@@ -145,10 +146,11 @@ class Search:
             kernels.SOURCES: sources,
             kernels.SHARES: parts,
             kernels.CHOICES: self.choices,
+            kernels.BARRED: 0 if barred is None else barred,
         }
         for slot, value in fixed.items():
             self.table[slot] = _words(value)[0]
-        self.kept = logits, lineage, before, each  # what the addresses belong to
+        self.kept = logits, lineage, before, each, barred  # what the addresses belong to
         self._view(rows, items)
 
     def _view(self, rows: int, items: int) -> None:
