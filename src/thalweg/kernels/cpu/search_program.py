@@ -93,6 +93,7 @@ class Search:
         logits: (R, V), what the last operation of a step gives, with rows of any stride; lineage: (R, T) int64;
         sources: (R,) int64, the item of every row. Items that are done give up their rows, so that both change; in the
             first step row n is the one row of item n.
+        barred: (V,) numbers, not 0 at symbols that are never said; their probability goes to nobody.
     """
 
     def __init__(
