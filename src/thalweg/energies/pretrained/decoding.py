@@ -95,15 +95,17 @@ class PretrainedDecoder:
         start = told.get("decoder_start_token_id") if bos is None else bos
         if start is None:
             raise ConfigError("config.json: `decoder_start_token_id` must be a symbol, got none; pass `bos`")
-        self.model, self.bos = model, start
+        self.model: Any = model
+        self.bos = start
         self.eos, self.pad = one_symbol(told, "eos_token_id"), one_symbol(told, "pad_token_id")
         self.rules = read_rules(told, self.eos) if rules is None else rules
         self.last_step = last_step
         self.vocab_size = _output_size(model)
-        self._paired = model.config.model_type == "encoder-decoder"
-        sides = (model.config.encoder, model.config.decoder) if self._paired else (model.config, model.config)
+        config = self.model.config
+        self._paired = config.model_type == "encoder-decoder"
+        sides = (config.encoder, config.decoder) if self._paired else (config, config)
         self._most_source, self._most_target = map(_positions, sides)
-        self._source_size = model.get_encoder().get_input_embeddings().weight.size(0)
+        self._source_size = self.model.get_encoder().get_input_embeddings().weight.size(0)
 
     @property
     def device(self) -> torch.device:
@@ -175,7 +177,9 @@ class PretrainedDecoder:
             out = self.model.decoder(**fed)
         else:
             fed |= {"decoder_input_ids": tokens.unsqueeze(1), "attention_mask": mask}
-            out = self.model(encoder_outputs=BaseModelOutput(hidden), **fed)
+            encoded: Any = BaseModelOutput()
+            encoded["last_hidden_state"] = hidden
+            out = self.model(encoder_outputs=encoded, **fed)
         return out.logits, _pairs(cache.self_attention_cache), _pairs(cache.cross_attention_cache)
 
 
@@ -262,8 +266,8 @@ def _cache(pairs: _Pairs) -> Any:
     cache = DynamicCache()
     for keys, values in pairs:
         layer = DynamicLayer()
-        layer.lazy_initialization(keys, values)
-        layer.keys, layer.values = keys, values
+        layer.keys, layer.values, layer.is_initialized = keys, values, True
+        layer.dtype, layer.device = keys.dtype, keys.device
         cache.layers.append(layer)
     return cache
 
