@@ -31,7 +31,7 @@ class PretrainedState:
 
     Attributes:
         hidden: ``(B, S, D)`` the encoder's outputs, of which only the shape counts after the first step.
-        mask: ``(B, S)`` int64, 1 on real symbols.
+        mask: ``(B, S)`` int64, 1 on real symbols; None where nothing is padded.
         items: ``(R,)`` the source of each row.
         length: symbols fed so far, t.
         past: keys and values ``(R, H, t, d)`` of every decoder layer.
@@ -41,7 +41,7 @@ class PretrainedState:
     """
 
     hidden: Tensor
-    mask: Tensor
+    mask: Tensor | None
     items: Tensor
     length: int = 0
     past: _Pairs = ()
@@ -127,7 +127,8 @@ class PretrainedDecoder:
                 f"sources must have at most {self._most_source} symbols, the positions of the encoder, got {longest} "
                 f"for item {item}; shorten it, special symbols counted"
             )
-        mask = source.mask.long()
+        # Lengths live on the CPU: looking at them waits for no device.
+        mask = source.mask.long() if source.size and int(source.lengths.min()) < source.tokens.size(1) else None
         hidden = self.model.get_encoder()(input_ids=source.tokens, attention_mask=mask).last_hidden_state
         if self._paired and hasattr(self.model, "enc_to_dec_proj"):
             hidden = self.model.enc_to_dec_proj(hidden)
@@ -150,7 +151,8 @@ class PretrainedDecoder:
         after = replace(state, length=state.length + 1, past=past, said=said)
         if not state.read:  # whatever rows began are the sources from now on
             items = torch.arange(tokens.size(0), device=tokens.device)
-            after = replace(after, read=read, spread=read, mask=state.mask[state.items], items=items)
+            mask = None if state.mask is None else state.mask[state.items]
+            after = replace(after, read=read, spread=read, mask=mask, items=items)
         log_probs = torch.log_softmax(logits[:, -1].float(), dim=-1)
         return self.rules.apply(log_probs, after.length, self.last_step, said), after
 
@@ -167,7 +169,7 @@ class PretrainedDecoder:
         from transformers.cache_utils import EncoderDecoderCache
         from transformers.modeling_outputs import BaseModelOutput
 
-        R, mask = tokens.size(0), state.mask[state.items]
+        R, mask = tokens.size(0), None if state.mask is None else state.mask[state.items]
         # Once keys and values of the source are there, its vectors are asked for their shape alone.
         hidden = state.hidden[:1].expand(R, -1, -1) if state.read else state.hidden[state.items]
         cache = EncoderDecoderCache(_cache(state.past), _cache(state.spread or ()))
