@@ -1,0 +1,1 @@
+"""Pretrained encoder-decoders of Hugging Face."""
