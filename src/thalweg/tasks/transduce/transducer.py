@@ -27,9 +27,9 @@ from thalweg.tasks.transduce.answers import (
     read_answers,
     with_attention,
 )
-from thalweg.tasks.transduce.codec import Codec, Piece
+from thalweg.tasks.transduce.codec import Codec, Piece, read_sides
 from thalweg.tasks.transduce.config import TransduceConfig
-from thalweg.tasks.transduce.models import SequenceModel, device_of_model, load_model, reduced
+from thalweg.tasks.transduce.models import SequenceModel, device_of_model, load_model, longest_answer, reduced
 from thalweg.tasks.transduce.search_settings import SearchConfig
 from thalweg.tasks.transduce.searching import Plan, best_by_risk, forced_prefix, lexicon_trie, plan
 
@@ -64,6 +64,11 @@ class Transducer:
     def device(self) -> torch.device:
         """Where the model is."""
         return device_of_model(self.model)
+
+    @property
+    def usual(self) -> SearchConfig:
+        """The search where none is asked for: a beam, as wide and as long as a checkpoint's authors have it."""
+        return SearchConfig(**{"search": "beam", **self.meta.get("search", {})})
 
     @property
     def featured(self) -> bool:
@@ -101,7 +106,7 @@ class Transducer:
         return plan(
             how,
             k=k,
-            max_length=2 * self.longest + 10,
+            max_length=longest_answer(self.model, self.longest),
             prefix=prefix,
             allowed=self._lexicons[how.lexicon] if how.lexicon else None,
             generator=generator or (self.generator(how) if how.draws else None),
@@ -126,7 +131,7 @@ class Transducer:
         Args:
             texts: sources; with their tags, ``Source("run", ("V", "PST"))``, for a model that was trained with them.
             k: answers per text at most (1 with greedy and exact search).
-            how: the search; beam of width 5 by default.
+            how: the search; :attr:`usual` by default.
             attention: also give where each answer symbol looked, ``[[weight per source symbol] per answer symbol]``;
                 tags come first among the source symbols.
             unknown: a source symbol outside the alphabet is read as the unknown symbol (``report``), or splits the
@@ -138,7 +143,7 @@ class Transducer:
             raise ConfigError(f"batch_size must be at least 1 and at most {COUNT:,}, got {batch_size}")
         if unknown not in ("report", "copy"):
             raise ConfigError(f"unknown must be `report` or `copy`, got `{unknown}`")
-        how = how or SearchConfig(search="beam")
+        how = how or self.usual
         if unknown == "copy" and (how.prefix or how.lexicon):
             raise ConfigError("copying unknown symbols answers in pieces, which prefix and lexicon do not go with")
         waiting, generator = iter(texts), self.generator(how)
@@ -217,7 +222,7 @@ class Transducer:
         Works with greedy, beam and sampling search. A partial answer may be unlike the one before: in a beam another
         beginning can come to the fore.
         """
-        how = how or SearchConfig(search="beam")
+        how = how or self.usual
         if how.search in ("exact", "stochastic", "mbr"):
             raise ConfigError(
                 f"`{how.search}` search has no answer that grows; stream with `beam`, `greedy` or `nucleus`"
@@ -293,8 +298,8 @@ def load(run: str | Path, *, device: str = "auto", precision: str = "float32") -
     """
     with opened(run, "transduction", TransduceConfig) as (checkpoint, config):
         meta = checkpoint.meta
-        source, target = Codec.from_json(meta["source"]), Codec.from_json(meta["target"])
-        model = load_model(config, source, target, checkpoint.tensors)
+        source, target = read_sides(meta)
+        model = load_model(config, source, target, checkpoint.tensors, meta.get("pretrained"))
         longest = int(meta["longest"])
         if not 1 <= longest <= LONGEST:
             raise ValueError(f"`longest` must be 1 to {LONGEST:,} symbols, got {longest}")

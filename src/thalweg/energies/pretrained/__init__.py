@@ -1,0 +1,1 @@
+"""Encoder-decoders of Hugging Face: loaded or built, trained and searched like any other energy."""
