@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from thalweg.data import pad
-from thalweg.errors import ConfigError, DataError
+from thalweg.errors import CheckpointError, ConfigError, DataError
 from thalweg.files import write_atomically, writing
 from thalweg.inference import Hypotheses, Partial, Trie, stream
 from thalweg.layers.padded import Padded
+from thalweg.learning.checkpoint import MODEL, load_checkpoint
 from thalweg.learning.trainer import resolve_device
 from thalweg.limits import ANSWERS, COUNT, LENGTH, within_memory
 from thalweg.tasks.runs import opened
@@ -33,7 +34,7 @@ from thalweg.tasks.transduce.models import SequenceModel, device_of_model, load_
 from thalweg.tasks.transduce.search_settings import SearchConfig
 from thalweg.tasks.transduce.searching import Plan, best_by_risk, forced_prefix, lexicon_trie, plan
 
-__all__ = ["Transducer", "load"]
+__all__ = ["Transducer", "load", "search_of"]
 
 PICTURES = (".png", ".svg", ".pdf", ".dot")
 # Symbols of the longest training target that a file may claim: a character may become several of them.
@@ -282,6 +283,20 @@ class Transducer:
             for n, ((source, _), answer) in enumerate(zip(real, answers, strict=True))
         )
         return [next(matrices) if source else None for source, _ in pairs]
+
+
+def search_of(run: str | Path) -> dict[str, Any]:
+    """Settings of a search that a run has from its checkpoint; none where it has no such.
+
+    >>> search_of("absent")
+    {}
+    """
+    path = Path(run) if Path(run).is_file() else Path(run) / MODEL
+    try:
+        found = load_checkpoint(path, values=False).meta.get("search")
+    except CheckpointError:
+        return {}
+    return dict(found) if isinstance(found, dict) else {}
 
 
 def load(run: str | Path, *, device: str = "auto", precision: str = "float32") -> Transducer:
