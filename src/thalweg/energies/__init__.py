@@ -32,7 +32,8 @@ from thalweg.energies.mixture.model import DegenerateComponentWarning, GaussianM
 from thalweg.energies.score_space import ScoreSpace, fisher_kernel, fisher_vector
 from thalweg.energies.selection import Choice, choose_size
 from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
-from thalweg.energies.transformer.huggingface import ConvertedTransformer, GenerationRules, from_huggingface
+from thalweg.energies.transformer.generation import GenerationRules
+from thalweg.energies.transformer.huggingface import ConvertedTransformer, from_huggingface
 from thalweg.energies.transformer.model import Transformer, TransformerConfig
 from thalweg.energies.variational.config import VAEConfig, VAETraining
 from thalweg.energies.variational.model import VAE

@@ -13,7 +13,7 @@ from thalweg.inference.cccp import Descent, NotMonotoneError, cccp
 from thalweg.inference.langevin import DivergedError, Walk, langevin
 from thalweg.inference.search.beam import beam_search
 from thalweg.inference.search.beam_tree import BeamTree
-from thalweg.inference.search.constraints import Allowed, Trie
+from thalweg.inference.search.constraints import Allowed, NoRepeat, Trie, Without
 from thalweg.inference.search.ensemble import Ensemble, Vote, majority_vote
 from thalweg.inference.search.exact import OptimalityReport, exact_search, optimality_report
 from thalweg.inference.search.greedy import greedy
@@ -44,6 +44,7 @@ __all__ = [
     "LinearChain",
     "MarkovModel",
     "MovingAverage",
+    "NoRepeat",
     "NotMonotoneError",
     "OptimalityReport",
     "Partial",
@@ -55,6 +56,7 @@ __all__ = [
     "Trie",
     "Vote",
     "Walk",
+    "Without",
     "beam_search",
     "cccp",
     "cyclic_anneal",

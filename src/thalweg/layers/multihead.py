@@ -34,24 +34,29 @@ class Attended(NamedTuple):
 
 
 class _MultiHead(nn.Module):
-    def __init__(self, width: int, heads: int, dropout: float, map: str | float):
+    def __init__(self, width: int, heads: int, dropout: float, map: str | float, inner: int | None):
         super().__init__()
-        if heads < 1 or width % heads:
-            raise ConfigError(f"width must be a multiple of heads, got {width} and {heads}")
-        self.width, self.heads, self.dropout = width, heads, dropout
+        inner = width if inner is None else inner
+        if heads < 1 or inner % heads:
+            raise ConfigError(f"width must be a multiple of heads, got {inner} and {heads}")
+        self.width, self.heads, self.dropout = inner, heads, dropout
         self.map = attention_map(map)
-        self.out = nn.Linear(width, width)
+        self.out = nn.Linear(inner, width)
 
-    def attend(self, queries: Tensor, memory: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """``queries (B, T, D)`` over ``memory (B, S, 2, D)`` -> ``(B, T, D)``."""
+    def attend(
+        self, queries: Tensor, memory: Tensor, mask: Tensor | None, causal: bool, bias: Tensor | None = None
+    ) -> Tensor:
+        """``queries (B, T, D)`` over ``memory (B, S, 2, D)`` -> ``(B, T, D)``; ``bias (B or 1, H, T, S)`` on scores."""
         q, k, v = (_split(part, self.heads) for part in (queries, memory[:, :, 0], memory[:, :, 1]))
         dropout = self.dropout if self.training else 0.0
+        if causal and (bias is not None or not isinstance(self.map, Softmax)):
+            causal, mask = False, torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril()
         if not isinstance(self.map, Softmax):
-            if causal:
-                mask = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril()
-            weights = head_weights(q * q.size(3) ** -0.5, k, mask, self.map)
+            weights = head_weights(q * q.size(3) ** -0.5, k, mask, self.map, bias)
             read = (nn.functional.dropout(weights, dropout) if dropout else weights).to(v.dtype) @ v
             return self.out(read.transpose(1, 2).flatten(2))
+        if bias is not None:
+            mask = (bias if mask is None else torch.where(mask, bias, -torch.inf)).to(q.dtype)
         read = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
         return self.out(read.transpose(1, 2).flatten(2))
 
@@ -64,15 +69,18 @@ class SelfAttention(_MultiHead):
     Args:
         width: D; heads: H, a divisor of D; dropout: probability that a weight is dropped while training.
         map: in place of the softmax, as in :func:`~thalweg.layers.attention.attention_map`.
+        inner: width of all heads together, D unless given; then ``memory`` and queries have it in D's place.
 
     >>> x = torch.randn(2, 5, 8)
     >>> SelfAttention(8, heads=2)(x, causal=True).output.shape
     torch.Size([2, 5, 8])
     """
 
-    def __init__(self, width: int, heads: int, dropout: float = 0.0, map: str | float = "softmax"):
-        super().__init__(width, heads, dropout, map)
-        self.project = nn.Linear(width, 3 * width)
+    def __init__(
+        self, width: int, heads: int, dropout: float = 0.0, map: str | float = "softmax", inner: int | None = None
+    ):
+        super().__init__(width, heads, dropout, map, inner)
+        self.project = nn.Linear(width, 3 * self.width)
 
     def forward(
         self,
@@ -82,6 +90,7 @@ class SelfAttention(_MultiHead):
         mask: Tensor | None = None,
         rotary: tuple[Tensor, Tensor] | None = None,
         past: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Attended:
         """Attend within ``x (B, T, D)``.
 
@@ -91,6 +100,7 @@ class SelfAttention(_MultiHead):
             mask: bool, broadcast to ``(B, H, T, S)``, true where a position may be seen.
             rotary: cosines and sines ``(B or 1, T, d/2)`` of the positions.
             past: ``(B, t, 2, D)`` keys and values that come before those of ``x``.
+            bias: ``(B or 1, H, T, S)`` added to the scores; see :class:`~thalweg.layers.positions.RelativeBias`.
 
         Time O(T S D); no T x S matrix is kept where torch has a fused kernel, which it has for the softmax.
         """
@@ -104,7 +114,7 @@ class SelfAttention(_MultiHead):
             memory = torch.stack((keys, memory[:, :, 1]), dim=2)
         if past is not None:
             memory = torch.cat((past, memory), dim=1)
-        return Attended(self.attend(queries, memory, mask, causal), queries, memory)
+        return Attended(self.attend(queries, memory, mask, causal, bias), queries, memory)
 
 
 class CrossAttention(_MultiHead):
@@ -113,6 +123,7 @@ class CrossAttention(_MultiHead):
     Args:
         width: D; heads: H, a divisor of D; dropout: probability that a weight is dropped while training.
         map: in place of the softmax, as in :func:`~thalweg.layers.attention.attention_map`.
+        inner: width of all heads together, D unless given; then ``memory`` and queries have it in D's place.
 
     >>> attention = CrossAttention(8, heads=2)
     >>> memory = attention.memorise(torch.randn(2, 7, 8))
@@ -120,10 +131,12 @@ class CrossAttention(_MultiHead):
     torch.Size([2, 3, 8])
     """
 
-    def __init__(self, width: int, heads: int, dropout: float = 0.0, map: str | float = "softmax"):
-        super().__init__(width, heads, dropout, map)
-        self.query = nn.Linear(width, width)
-        self.memory = nn.Linear(width, 2 * width)
+    def __init__(
+        self, width: int, heads: int, dropout: float = 0.0, map: str | float = "softmax", inner: int | None = None
+    ):
+        super().__init__(width, heads, dropout, map, inner)
+        self.query = nn.Linear(width, self.width)
+        self.memory = nn.Linear(width, 2 * self.width)
 
     def memorise(self, encoded: Tensor) -> Tensor:
         """Keys and values ``(B, S, 2, D)`` of ``encoded (B, S, D)``."""
@@ -150,11 +163,13 @@ def mean_weights(
     return head_weights(q * q.size(3) ** -0.5, k, mask, map).mean(dim=1)
 
 
-def head_weights(queries: Tensor, keys: Tensor, mask: Tensor | None, map: Separation | None = None) -> Tensor:
+def head_weights(
+    queries: Tensor, keys: Tensor, mask: Tensor | None, map: Separation | None = None, bias: Tensor | None = None
+) -> Tensor:
     """Weights ``(B, H, T, S)`` of ``queries (B, H, T, d)``, scaled already, on ``keys (B, H, S, d)``.
 
-    ``mask`` broadcasts to the result, and where it is false the weight is exactly 0; ``map`` in place of the softmax.
-    Computed in float32 at least.
+    ``mask`` broadcasts to the result, and where it is false the weight is exactly 0; ``map`` in place of the softmax;
+    ``bias`` is added to the scores. Computed in float32 at least.
 
     >>> head_weights(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 2, 4), torch.tensor([True, False]))
     tensor([[[[1., 0.]]]])
@@ -162,6 +177,8 @@ def head_weights(queries: Tensor, keys: Tensor, mask: Tensor | None, map: Separa
     scores = queries @ keys.transpose(2, 3)
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
+    if bias is not None:
+        scores = scores + bias
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     return scores.softmax(dim=3) if map is None or isinstance(map, Softmax) else map.weights(scores)

@@ -1,15 +1,17 @@
-"""Where symbols stand: sinusoidal tables, rotary turns, and positions that do not count feature tags."""
+"""Where symbols stand: sinusoidal tables, rotary turns, learnt biases, positions that do not count feature tags."""
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thalweg.errors import ConfigError
 
 __all__ = [
+    "RelativeBias",
     "feature_positions",
     "kept_rotary_table",
     "kept_sinusoidal_table",
@@ -91,6 +93,54 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class RelativeBias(nn.Module):
+    r"""What distance adds to attention scores, learnt for each head and bucket of distances (Raffel et al., 2020).
+
+    A key n positions before its query has bucket n while n < N/2, then
+
+    .. math:: N/2 + \lfloor N/2 \cdot \log(2n/N) / \log(2M/N) \rfloor
+
+    and N - 1 from distance M on. With ``both`` the first half of the buckets is for keys that are not after their query
+    and the second for those after it, each with half of N; else keys after the query, unseen, have bucket 0.
+
+    Args:
+        heads: H; buckets: N, even, with ``both`` a multiple of 4; reach: M, more than N/2.
+        both: whether keys after the query are told from those before it.
+
+    >>> bias = RelativeBias(2, buckets=4, reach=6, both=False)
+    >>> bias(torch.arange(3).unsqueeze(0), torch.arange(5).unsqueeze(0)).shape
+    torch.Size([1, 2, 3, 5])
+    >>> bias.bucket(torch.tensor([0, -1, -2, -3, -4, -99, 7])).tolist()
+    [0, 1, 2, 2, 3, 3, 0]
+    """
+
+    def __init__(self, heads: int, *, buckets: int, reach: int, both: bool):
+        super().__init__()
+        half = buckets // 2 if both else buckets
+        if buckets < 2 or half % 2 or reach <= half // 2:
+            raise ConfigError(
+                f"relative positions need an even number of buckets (a multiple of 4 in an encoder) below twice their "
+                f"reach, got {buckets} and {reach}; 32 and 128 are usual"
+            )
+        self.reach, self.both = reach, both
+        self.weight = nn.Parameter(torch.randn(buckets, heads) * 0.02)
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """The bucket of each int64 ``distance``, position of the key less that of the query."""
+        count = self.weight.size(0) // (2 if self.both else 1)
+        offset = (distance > 0) * count if self.both else 0
+        distance = distance.abs() if self.both else -distance.clamp(max=0)
+        exact = count // 2
+        ratio = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.reach / exact)
+        far = (exact + (ratio * (count - exact)).long()).clamp(max=count - 1)
+        return torch.where(distance < exact, distance, far) + offset
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """``(B or 1, H, T, S)`` for positions of queries ``(B or 1, T)`` and keys ``(B or 1, S)``."""
+        distance = keys.unsqueeze(1) - queries.unsqueeze(2)
+        return nn.functional.embedding(self.bucket(distance), self.weight).permute(0, 3, 1, 2)
 
 
 def feature_positions(is_feature: Tensor) -> Tensor:

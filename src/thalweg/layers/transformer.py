@@ -14,10 +14,19 @@ from thalweg.layers.multihead import Attended, CrossAttention, SelfAttention
 from thalweg.layers.norms import Norm, normalisation, normalise_weights
 from thalweg.layers.recurrent_blocks import STEPWISE
 
-__all__ = ["Activation", "FeedForward", "NormPlace", "Stacked", "TransformerLayer", "TransformerStack"]
+__all__ = [
+    "GATES",
+    "Activation",
+    "FeedForward",
+    "NormPlace",
+    "Stacked",
+    "TransformerLayer",
+    "TransformerStack",
+    "gelu_tanh",
+]
 
-Activation = Literal["relu", "gelu", "silu", "swiglu"]
-"""The feed-forward block's nonlinearity; ``swiglu`` has a second, gating matrix."""
+Activation = Literal["relu", "gelu", "silu", "swiglu", "geglu"]
+"""The feed-forward block's nonlinearity; ``swiglu`` and ``geglu`` have a second, gating matrix."""
 
 NormPlace = Literal["pre", "post"]
 """A norm before each block, x + f(norm(x)), or after its sum, norm(x + f(x))."""
@@ -25,11 +34,24 @@ NormPlace = Literal["pre", "post"]
 _FUNCTIONS = {"relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}
 
 
+def gelu_tanh(x: Tensor) -> Tensor:
+    r"""x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2, near x Phi(x) (Hendrycks and Gimpel, 2016).
+
+    >>> gelu_tanh(torch.tensor([-1.0, 0.0, 1.0]))
+    tensor([-0.1588, 0.0000, 0.8412])
+    """
+    return nn.functional.gelu(x, approximate="tanh")
+
+
+GATES = {"swiglu": nn.functional.silu, "geglu": gelu_tanh}
+"""What the gate of a feed-forward block passes through."""
+
+
 class FeedForward(nn.Module):
-    r"""W_2 \phi(W_1 x), or with ``swiglu`` W_2 (silu(W_g x) * W_1 x) (Shazeer, 2020).
+    r"""W_2 \phi(W_1 x), or with ``swiglu`` W_2 (silu(W_g x) * W_1 x) (Shazeer, 2020), with ``geglu`` gelu for silu.
 
     Args:
-        width: D; inner: width of the inside; activation: relu, gelu (exact), silu or swiglu.
+        width: D; inner: width of the inside; activation: relu, gelu (exact), silu, swiglu or geglu (gelu by tanh).
 
     >>> FeedForward(8, 16, "swiglu")(torch.randn(2, 3, 8)).shape
     torch.Size([2, 3, 8])
@@ -41,13 +63,13 @@ class FeedForward(nn.Module):
             raise ConfigError(f"activation `{activation}` is not known; {nearest(activation, get_args(Activation))}")
         self.activation = activation
         self.up = nn.Linear(width, inner)
-        self.gate = nn.Linear(width, inner) if activation == "swiglu" else None
+        self.gate = nn.Linear(width, inner) if activation in GATES else None
         self.down = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x (..., D)`` -> ``(..., D)``."""
         if self.gate is not None:
-            return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+            return self.down(GATES[self.activation](self.gate(x)) * self.up(x))
         return self.down(_FUNCTIONS[self.activation](self.up(x)))
 
 
@@ -64,6 +86,7 @@ class TransformerLayer(nn.Module):
             ``weight`` leaves the sums as they are and normalises the rows of all matrices in their place.
         dropout: probability on each block's output; attention_dropout: on attention weights.
         attention_map: from scores to attention weights, as in :func:`~thalweg.layers.attention.attention_map`.
+        attention_width: of all heads together, D unless given; norm_eps: added to variances by ``layer`` and ``rms``.
 
     >>> layer = TransformerLayer(8, 2, 16, cross=True)
     >>> memory = layer.cross.memorise(torch.randn(1, 5, 8))
@@ -84,20 +107,23 @@ class TransformerLayer(nn.Module):
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         attention_map: str | float = "softmax",
+        attention_width: int | None = None,
+        norm_eps: float = 1e-5,
     ):
         super().__init__()
         if norm not in get_args(NormPlace):
             raise ConfigError(f"norm `{norm}` is not known; {nearest(norm, get_args(NormPlace))}")
         self.first, self.stepwise = norm == "pre", norm_kind in STEPWISE
-        self.attention = SelfAttention(width, heads, attention_dropout, attention_map)
-        self.attention_norm = _norm(norm_kind, width)
+        how = (width, heads, attention_dropout, attention_map, attention_width)
+        self.attention = SelfAttention(*how)
+        self.attention_norm = _norm(norm_kind, width, norm_eps)
         if cross:
-            self.cross: CrossAttention | None = CrossAttention(width, heads, attention_dropout, attention_map)
-            self.cross_norm = _norm(norm_kind, width)
+            self.cross: CrossAttention | None = CrossAttention(*how)
+            self.cross_norm = _norm(norm_kind, width, norm_eps)
         else:
             self.cross = None
         self.feedforward = FeedForward(width, feedforward, activation)
-        self.feedforward_norm = _norm(norm_kind, width)
+        self.feedforward_norm = _norm(norm_kind, width, norm_eps)
         self.dropout = Dropout(dropout)
         if cross and not self.stepwise:
             raise _looks_ahead(norm_kind)
@@ -115,16 +141,18 @@ class TransformerLayer(nn.Module):
         rotary: tuple[Tensor, Tensor] | None = None,
         past: Tensor | None = None,
         real: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> tuple[Tensor, Attended, Attended | None]:
         """``x (B, T, D)`` -> the same shape, what self-attention gave, and what cross-attention gave.
 
         ``real (B, T)`` is true on real positions, which alone count in statistics over positions; None: all are.
+        ``bias`` is of self-attention alone.
         """
         if not self.stepwise and (causal or past is not None):
             raise _looks_ahead("batch or instance")
         norm = self.attention_norm
         inner = apply_norm(norm, x, real) if self.first else x
-        own = self.attention(inner, causal=causal, mask=mask, rotary=rotary, past=past)
+        own = self.attention(inner, causal=causal, mask=mask, rotary=rotary, past=past, bias=bias)
         x = self._add(x, own.output, norm, real)
         read = None
         if self.cross is not None:
@@ -150,9 +178,9 @@ def apply_norm(norm: nn.Module, x: Tensor, real: Tensor | None = None) -> Tensor
     return norm(x) if isinstance(norm, nn.LayerNorm) else norm(x, real)
 
 
-def _norm(kind: Norm, width: int) -> nn.Module:
+def _norm(kind: Norm, width: int, eps: float) -> nn.Module:
     # Torch's own module, as it ever was: names in checkpoints stay.
-    return nn.LayerNorm(width) if kind == "layer" else normalisation(kind, width)
+    return nn.LayerNorm(width, eps=eps) if kind == "layer" else normalisation(kind, width, eps=eps)
 
 
 def _looks_ahead(kind: str) -> ConfigError:
@@ -205,6 +233,8 @@ class TransformerStack(nn.Module):
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         attention_map: str | float = "softmax",
+        attention_width: int | None = None,
+        norm_eps: float = 1e-5,
     ):
         super().__init__()
         self.layers = nn.ModuleList(
@@ -219,10 +249,12 @@ class TransformerStack(nn.Module):
                 dropout=dropout,
                 attention_dropout=attention_dropout,
                 attention_map=attention_map,
+                attention_width=attention_width,
+                norm_eps=norm_eps,
             )
             for _ in range(layers)
         )
-        self.norm = _norm(norm_kind, width) if norm == "pre" else None
+        self.norm = _norm(norm_kind, width, norm_eps) if norm == "pre" else None
         self._start((3 if cross else 2) * layers if norm == "pre" else 1)
         if norm_kind == "weight":  # last: the matrices start as those of every other kind
             normalise_weights(self)
@@ -250,17 +282,18 @@ class TransformerStack(nn.Module):
         rotary: tuple[Tensor, Tensor] | None = None,
         pasts: Sequence[Tensor] | None = None,
         real: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Stacked:
         """Run ``x (B, T, D)`` through the layers; ``memories`` and ``pasts`` have one entry a layer.
 
-        ``real (B, T)`` as in :class:`TransformerLayer`.
+        ``real (B, T)`` and ``bias``, the same for all layers, as in :class:`TransformerLayer`.
         """
         kept: list[Tensor] = []
         own = read = None
         for n, layer in enumerate(self.layers):
             memory = None if memories is None else memories[n]
             past = None if pasts is None else pasts[n]
-            about = {"memory": memory, "memory_mask": memory_mask, "past": past, "real": real}
+            about = {"memory": memory, "memory_mask": memory_mask, "past": past, "real": real, "bias": bias}
             x, own, read = layer(x, causal=causal, mask=mask, rotary=rotary, **about)
             kept.append(own.memory)
         assert own is not None

@@ -24,6 +24,7 @@ from thalweg.layers.multihead import head_weights, mean_weights
 from thalweg.layers.norms import Normalisation
 from thalweg.layers.padded import Padded, checked
 from thalweg.layers.positions import rotate
+from thalweg.layers.transformer import GATES
 
 if TYPE_CHECKING:
     from thalweg.energies.transformer.model import Transformer
@@ -67,6 +68,7 @@ class _Plan(NamedTuple):
     """What every step needs, looked up once: attribute access on modules costs as much as a small product."""
 
     table: Tensor
+    width: int  # of keys and values
     first_norm: _Norm | None
     blocks: tuple[_Block, ...]
     output: _Map
@@ -115,6 +117,7 @@ class TransformerState:
         lineage: ``(R, t)`` row of the buffer's slot s that holds the past of row r.
         buffer: keys and values of the past; None before the first step and on the differentiable path.
         pasts: on the differentiable path, ``(R, t, 2, D)`` a layer, after the source's in a causal model.
+        said: ``(R, t)`` the symbols fed, where a rule of the model looks back at them.
 
     >>> from thalweg.energies import Transformer, TransformerConfig
     >>> config = TransformerConfig(width=8, heads=2, feedforward=16, encoder_layers=1, decoder_layers=1)
@@ -132,6 +135,7 @@ class TransformerState:
     lineage: Tensor
     buffer: Buffer | None = None
     pasts: tuple[Tensor, ...] | None = None
+    said: Tensor | None = None
 
 
 def begin(model: Transformer, inputs: Padded) -> TransformerState:
@@ -168,7 +172,8 @@ def select(state: TransformerState, rows: Tensor) -> TransformerState:
     """The state of the given rows: R' x t integers are gathered."""
     pasts = None if state.pasts is None else tuple(part[rows] for part in state.pasts)
     lineage = state.lineage[rows] if state.length else state.lineage.new_empty((rows.size(0), 0))
-    return replace(state, items=state.items[rows], lineage=lineage, pasts=pasts)
+    said = None if state.said is None else state.said[rows]
+    return replace(state, items=state.items[rows], lineage=lineage, pasts=pasts, said=said)
 
 
 def step(model: Transformer, tokens: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
@@ -193,7 +198,8 @@ def _plain_step(model: Transformer, tokens: Tensor, state: TransformerState) -> 
         mask = torch.cat((seen, said), dim=3)
     else:
         memories = tuple(part[items] for part in sources.memories)
-    out = model.decoder(x, memories=memories, memory_mask=seen, mask=mask, rotary=rotary, pasts=state.pasts)
+    about = {"rotary": rotary, "pasts": state.pasts, "bias": _bias(model, state)}
+    out = model.decoder(x, memories=memories, memory_mask=seen, mask=mask, **about)
     logits = model.logits(out.output)
     if model.pointer is not None:
         read = out.own if out.read is None else out.read
@@ -217,6 +223,7 @@ class _Step(NamedTuple):
     pre: bool
     activation: Callable[[Tensor], Tensor] | None
     map: Separation | None
+    bias: Tensor | None  # (1, H, 1, t + 1) on the scores of self-attention
 
 
 def _fast_step(
@@ -225,9 +232,11 @@ def _fast_step(
     """The same with as few calls as possible, over the buffer."""
     config = model.config
     buffer, lineage = _with_room(state, plan)
-    scale, activation = (config.width // config.heads) ** -0.5, _FUNCTIONS.get(config.activation)
+    scale = (config.attention_width // config.heads) ** -0.5
+    activation = {**_FUNCTIONS, **GATES}.get(config.activation)
     turns, pre = _turns(model, state), config.norm == "pre"
-    now = _Step(state, buffer.cache, lineage, turns, config.heads, scale, pre, activation, plan.map)
+    bias = _bias(model, state)
+    now = _Step(state, buffer.cache, lineage, turns, config.heads, scale, pre, activation, plan.map, bias)
     inputs = residual = h = _embedded(model, tokens, state, plan)
     if isinstance(plan.first_norm, _LayerNorm):
         weight, bias, eps = plan.first_norm
@@ -247,8 +256,8 @@ def _fast_step(
 
 def _own(now: _Step, n: int, block: _Block, h: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Self-attention of layer n: its output, its queries, and both streams (with and without norm) after it."""
-    R, D = h.shape
     projected = block.project(h)
+    R, D = projected.size(0), projected.size(1) // 3
     if now.turns is not None:
         both = projected[:, : 2 * D]
         both.copy_(rotate(both.unflatten(1, (2 * now.heads, -1)), *now.turns).view(R, 2 * D))
@@ -257,10 +266,10 @@ def _own(now: _Step, n: int, block: _Block, h: Tensor, residual: Tensor) -> tupl
     queries = projected[:, :D].mul_(now.scale)
     if now.state.sources.starts is not None:
         read = _attend_both(now, n, queries, now.state.sources)
-    elif now.map is None:
+    elif now.map is None and now.bias is None:
         read = attend_past(queries, cache, now.lineage, now.heads)
     else:
-        read = _attend(now, queries, _past(now, n))
+        read = _attend(now, queries, _past(now, n), bias=now.bias)
     context = block.out(read)
     return context, queries, *_added(now, context, residual, block.norm)
 
@@ -285,7 +294,8 @@ def _cross(now: _Step, n: int, block: _Block, h: Tensor, residual: Tensor) -> tu
 def _feed(now: _Step, block: _Block, h: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     inner = block.up(h)
     if block.gate is not None:
-        inner = nn.functional.silu(block.gate(h), inplace=True).mul_(inner)
+        assert now.activation is not None
+        inner = now.activation(block.gate(h)).mul_(inner)
     elif now.activation is not None:
         inner = now.activation(inner)
     return _added(now, block.down(inner), residual, block.last_norm)
@@ -317,7 +327,7 @@ def _answer(
     sources, items = state.sources, state.items
     assert sources.copies is not None
     # The queries are scaled already, which `mean_weights` would do again.
-    queries = queries * (model.config.width // model.config.heads) ** 0.5
+    queries = queries * (model.config.attention_width // model.config.heads) ** 0.5
     seen, keys = sources.mask[items][:, None, None, :], sources.memories[-1][:, :, 0][items]
     weights = mean_weights(queries.unsqueeze(1), keys, model.config.heads, seen, model.attention_map)
     h, context, inputs = (part.unsqueeze(1) for part in (h, context, inputs))
@@ -337,12 +347,14 @@ def _past(now: _Step, n: int) -> Tensor:
     return now.cache[n][torch.arange(now.lineage.size(1), device=now.lineage.device), now.lineage]
 
 
-def _attend(now: _Step, queries: Tensor, memory: Tensor, seen: Tensor | None = None) -> Tensor:
+def _attend(
+    now: _Step, queries: Tensor, memory: Tensor, seen: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
     """Attention of ``queries (R, D)``, scaled already, over ``memory (R, S, 2, D)`` by any map -> ``(R, D)``."""
     keys, values = memory.unflatten(3, (now.heads, -1)).permute(2, 0, 3, 1, 4)  # (R, H, S, d)
     queries = queries.unflatten(1, (now.heads, -1)).unsqueeze(2)
     mask = None if seen is None else seen[:, None, None, :]
-    return (head_weights(queries, keys, mask, now.map).to(values.dtype) @ values).flatten(1)
+    return (head_weights(queries, keys, mask, now.map, bias).to(values.dtype) @ values).flatten(1)
 
 
 def _reach(state: TransformerState) -> int:
@@ -377,6 +389,13 @@ def _turns(model: Transformer, state: TransformerState) -> tuple[Tensor, Tensor]
     return model.rotary_turns(_reach(state), _positions(state))
 
 
+def _bias(model: Transformer, state: TransformerState) -> Tensor | None:
+    """``(1, H, 1, t + 1)`` what distances add to the scores of self-attention, where positions are relative."""
+    if model.target_bias is None:
+        return None
+    return model.target_bias(_positions(state), torch.arange(state.length + 1, device=state.items.device).unsqueeze(0))
+
+
 def _longer(state: TransformerState) -> Tensor:
     """The lineage after a step: each row lies in its own row of the new slot."""
     rows = torch.arange(state.items.size(0), device=state.items.device).unsqueeze(1)
@@ -387,7 +406,7 @@ def _with_room(state: TransformerState, plan: _Plan) -> tuple[Buffer, Tensor]:
     """A buffer whose slot t is free for R rows, and the lineage in it after the step."""
     buffer, t, R = state.buffer, state.length, state.items.size(0)
     if buffer is None:
-        shape = (len(plan.blocks), _FIRST_SLOTS, R, 2, plan.table.size(1))
+        shape = (len(plan.blocks), _FIRST_SLOTS, R, 2, plan.width)
         return Buffer(plan.table.new_empty(shape)), _longer(state)
     L, T, N, _, D = buffer.cache.shape
     if R <= N and t < T and buffer.written == t:
@@ -429,7 +448,9 @@ def _plan(model: Transformer) -> _Plan:
         )
     first_norm = _norm(layers[0].attention_norm) if pre else None
     other = None if model.config.has_softmax else model.attention_map
-    return _Plan(model.target_embedding.weight, first_norm, tuple(blocks), _output(model), other)
+    return _Plan(
+        model.target_embedding.weight, model.config.attention_width, first_norm, tuple(blocks), _output(model), other
+    )
 
 
 def _norm(module: nn.Module) -> _Norm:

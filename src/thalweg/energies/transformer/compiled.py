@@ -71,6 +71,8 @@ class CompiledTransformer:
             return None
         if (config.encoder_norm, config.norm_of_decoder) != ("layer", "layer"):
             return None
+        if config.positions == "relative" or config.activation == "geglu" or config.attention_width != config.width:
+            return None
         kinds = set()
         for part in model.modules():
             if isinstance(part, ReducedLinear):

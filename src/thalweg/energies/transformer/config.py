@@ -17,8 +17,9 @@ __all__ = ["DecoderNorm", "Kind", "Positions", "TransformerConfig"]
 Kind = Literal["encoder-decoder", "causal"]
 """An encoder and a decoder, or one decoder that reads the source as a prefix."""
 
-Positions = Literal["sinusoidal", "learned", "rotary"]
-"""Fixed vectors, trained vectors, or turns of queries and keys in self-attention."""
+Positions = Literal["sinusoidal", "learned", "rotary", "relative"]
+"""Fixed vectors, trained vectors, turns of queries and keys, or trained biases by distance; the last two in
+self-attention."""
 
 DecoderNorm = Literal["auto", "none", "layer", "rms", "weight"]
 """Norms that look at one position alone; ``auto`` is the encoder's where it is one of them, else ``layer``."""
@@ -36,7 +37,8 @@ class TransformerConfig:
 
     Attributes:
         kind: ``encoder-decoder``, or ``causal``: one decoder that reads source, bos and target in a row.
-        width: D, of every vector between blocks; heads: a divisor of it.
+        width: D, of every vector between blocks; heads: a divisor of it, unless ``head_width`` is given.
+        head_width: of one head; None: width / heads.
         feedforward: width inside the feed-forward block.
         encoder_layers, decoder_layers: depth of each side; a causal model has decoder layers alone.
         norm: where norms stand, ``pre`` or ``post``. A kind of norm in its place (``norm=rms``, as in recurrent models)
@@ -45,8 +47,12 @@ class TransformerConfig:
             ``none``; in a causal model that of its only stack.
         decoder_norm: ``layer``, ``rms``, ``weight`` or ``none``; ``auto`` is the encoder's, or ``layer`` where that is
             ``batch`` or ``instance``.
-        activation: ``relu``, ``gelu``, ``silu`` or ``swiglu``.
-        positions: ``sinusoidal``, ``learned`` (up to ``max_positions``) or ``rotary`` (in self-attention alone).
+        norm_eps: added to variances by ``layer`` and ``rms``.
+        activation: ``relu``, ``gelu``, ``silu``, ``swiglu`` or ``geglu``.
+        positions: ``sinusoidal``, ``learned`` (up to ``max_positions``), ``rotary`` or ``relative`` (both in
+            self-attention alone; the latter one bias a head and bucket of distances for all layers of a side, in
+            encoder-decoders).
+        relative_buckets, relative_reach: see :class:`~thalweg.layers.positions.RelativeBias`.
         dropout: probability, on embeddings and on what each block adds; attention_dropout: on attention weights.
         attention_map: from scores to weights in every attention: ``softmax``, ``sparsemax``, ``entmax15``, or an alpha.
         tied: the output matrix is the target embedding; shared: the source embedding is the target embedding.
@@ -66,13 +72,17 @@ class TransformerConfig:
     kind: Kind = "encoder-decoder"
     width: int = 256
     heads: int = 4
+    head_width: int | None = None
     feedforward: int = 1024
     encoder_layers: int = 4
     decoder_layers: int = 4
     norm: Literal[NormPlace, Norm] = "pre"
     encoder_norm: Norm = "layer"
     decoder_norm: DecoderNorm = "auto"
+    norm_eps: float = 1e-5
     positions: Positions = "sinusoidal"
+    relative_buckets: int = 32
+    relative_reach: int = 128
     activation: Activation = "relu"
     dropout: float = 0.3
     attention_dropout: float = 0.0
@@ -87,7 +97,8 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         self._settle_norm()
-        check_numbers(self, "model", 1, WIDTH, "width", "heads", "feedforward", "max_positions")
+        sizes = ("width", "heads", "feedforward", "max_positions", "relative_buckets", "relative_reach")
+        check_numbers(self, "model", 1, WIDTH, *sizes, *(() if self.head_width is None else ("head_width",)))
         check_numbers(self, "model", 1, DEPTH, "encoder_layers", "decoder_layers")
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
@@ -109,10 +120,20 @@ class TransformerConfig:
                 "must not; choose layer, rms, weight or none"
             )
         attention_map(self.attention_map, setting="model.attention_map")
-        if self.width % self.heads:
+        if not 0 < self.norm_eps < 1:
+            raise ConfigError(f"model.norm_eps must be in (0, 1), got {self.norm_eps}")
+        self._check_positions()
+
+    def _check_positions(self) -> None:
+        if self.head_width is None and self.width % self.heads:
             raise ConfigError(f"model.width must be a multiple of model.heads = {self.heads}, got {self.width}")
-        turned = self.width // self.heads if self.positions == "rotary" else self.width
-        if self.positions != "learned" and turned % 2:
+        if self.positions == "relative" and self.kind == "causal":
+            raise ConfigError(
+                "model.positions = relative needs an encoder-decoder, got a causal model; choose rotary positions, "
+                "which look at distances too"
+            )
+        turned = self.attention_width // self.heads if self.positions == "rotary" else self.width
+        if self.positions in ("sinusoidal", "rotary") and turned % 2:
             raise ConfigError(
                 f"{self.positions} positions need an even width ({'per head' if self.positions == 'rotary' else 'D'}), "
                 f"got {turned}; change model.width or choose learned positions"
@@ -140,6 +161,15 @@ class TransformerConfig:
         if self.decoder_norm != "auto":
             return self.decoder_norm
         return self.encoder_norm if self.encoder_norm in STEPWISE else "layer"
+
+    @property
+    def attention_width(self) -> int:
+        """Width of all heads together.
+
+        >>> TransformerConfig().attention_width, TransformerConfig(heads=6, head_width=64).attention_width
+        (256, 384)
+        """
+        return self.width if self.head_width is None else self.heads * self.head_width
 
     @property
     def has_softmax(self) -> bool:

@@ -98,7 +98,9 @@ class FixedTransformer:
         """
         kind = model.target_embedding.weight.dtype
         plain = not (model.causal or model.pointer or model.training or getattr(model, "ruled", False))
-        known = model.config.has_softmax and model.config.norm_of_decoder == "layer"
+        config = model.config
+        known = config.has_softmax and config.norm_of_decoder == "layer" and config.attention_width == config.width
+        known &= config.positions != "relative" and config.activation != "geglu"
         return plain and known and kind in (torch.float32, torch.bfloat16)
 
     def load(self, source: Padded, count: Tensor) -> None:

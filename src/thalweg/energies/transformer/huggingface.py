@@ -1,4 +1,4 @@
-r"""BART, mBART and Marian checkpoints of Hugging Face as a :class:`~thalweg.energies.transformer.model.Transformer`.
+r"""Checkpoints of Hugging Face (BART, mBART, Marian, T5, ByT5, mT5) as our own Transformer.
 
 Weights are copied, so that logits are equal, and so are the answers of a search where both are set alike:
 
@@ -16,7 +16,10 @@ Weights are copied, so that logits are equal, and so are the answers of a search
 ``forced_eos_token_id=None``                    ``last_step=None``, the default
 ``forced_eos_token_id=eos``                     ``model.last_step = n``
 ``forced_bos_token_id``                         ``model.rules.first``, taken over
-``bad_words_ids`` (single), ``suppress_tokens`` ``model.rules.forbidden``, taken over
+``bad_words_ids``, ``suppress_tokens``          ``model.rules.forbidden`` and ``words``, taken over
+``begin_suppress_tokens``                       ``model.rules.not_first``, taken over
+``no_repeat_ngram_size=n``                      ``model.rules.no_repeat``, taken over
+``min_length=m`` (``min_new_tokens=m - 1``)     ``min_length=m``, in ``model.rules.settings()``
 ==============================================  =================================================================
 
 Forced symbols cost nothing (log-probability 0) and forbidden ones give up their mass without the others gaining it:
@@ -27,10 +30,7 @@ among the finished ones; here they follow them.
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,56 +38,16 @@ import torch
 from torch import Tensor
 
 from thalweg.energies.transformer.cache import TransformerState
-from thalweg.energies.transformer.model import Transformer, TransformerConfig
-from thalweg.errors import CheckpointError, ConfigError, MissingDependencyError
-from thalweg.layers.transformer import Activation
+from thalweg.energies.transformer.families import bart, t5
+from thalweg.energies.transformer.families.files import Names, read_json, read_weights
+from thalweg.energies.transformer.generation import GenerationRules, one_symbol, read_rules
+from thalweg.energies.transformer.model import Transformer
+from thalweg.errors import CheckpointError, ConfigError
+from thalweg.layers.padded import Padded
 
-__all__ = ["ConvertedTransformer", "GenerationRules", "from_huggingface"]
+__all__ = ["ConvertedTransformer", "from_huggingface"]
 
-_FAMILIES = ("bart", "marian", "mbart")
-_ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "relu": "relu", "swish": "silu", "silu": "silu"}
-# What `generate` may be told and a search here is told otherwise, or not at all, with the values that do nothing.
-_NOT_TAKEN = {
-    "no_repeat_ngram_size": (None, 0),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "repetition_penalty": (None, 1.0),
-    "encoder_repetition_penalty": (None, 1.0),
-    "diversity_penalty": (None, 0.0),
-    "min_length": (None, 0),
-    "begin_suppress_tokens": (None, []),
-    "exponential_decay_length_penalty": (None,),
-    "sequence_bias": (None,),
-    "guidance_scale": (None, 1, 1.0),
-    "do_sample": (None, False),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerationRules:
-    """What ``generation_config.json`` says about which symbols may stand where, and how its authors search.
-
-    Attributes:
-        forbidden: symbols that never stand anywhere.
-        first: symbol that every sequence begins with, at no cost; None where the model chooses.
-        last: symbol forced at the length limit, at no cost, where :attr:`ConvertedTransformer.last_step` is set.
-        width, length_penalty, max_length: of the search; ``max_length`` counts generated symbols.
-        not_taken: settings in force there that have no counterpart here, such as ``no_repeat_ngram_size``.
-
-    >>> GenerationRules(width=5).settings()
-    {'width': 5, 'length_penalty': 1.0, 'max_length': 20}
-    """
-
-    forbidden: tuple[int, ...] = ()
-    first: int | None = None
-    last: int | None = None
-    width: int = 1
-    length_penalty: float = 1.0
-    max_length: int = 20
-    not_taken: tuple[str, ...] = ()
-
-    def settings(self) -> dict[str, Any]:
-        """Arguments for :func:`thalweg.inference.beam_search`."""
-        return {"width": self.width, "length_penalty": self.length_penalty, "max_length": self.max_length}
+_FAMILIES = {"bart": bart, "marian": bart, "mbart": bart, "t5": t5, "mt5": t5}
 
 
 class ConvertedTransformer(Transformer):
@@ -100,11 +60,11 @@ class ConvertedTransformer(Transformer):
         rules: see :class:`GenerationRules`.
         last_step: the step (from 1) at which ``rules.last`` is forced, ``max_length`` of the search; None: nowhere.
 
+    >>> from thalweg.energies import TransformerConfig
     >>> small = TransformerConfig(width=8, heads=2, feedforward=8, encoder_layers=1, decoder_layers=1)
     >>> model = ConvertedTransformer(small, source_size=9, target_size=9, unk=None, forbidden=()).eval()
     >>> model.rules = GenerationRules(forbidden=(1,), first=5)
     >>> from thalweg.inference import greedy
-    >>> from thalweg.layers.padded import Padded
     >>> source = Padded(torch.tensor([[4, 5, 6]]), torch.tensor([3]), torch.ones(1, 3, dtype=torch.bool))
     >>> int(greedy(model, source, max_length=4).tokens[0, 0, 0])
     5
@@ -112,31 +72,28 @@ class ConvertedTransformer(Transformer):
 
     rules = GenerationRules()
     last_step: int | None = None
+    path = "converted to our Transformer"  # what computes a step, in words
 
     @property
     def ruled(self) -> bool:
         """Whether a rule changes what :meth:`step` of the bare model gives; else a search may go round it."""
-        rules = self.rules
-        forced = rules.first is not None or (rules.last is not None and self.last_step is not None)
-        return forced or bool(rules.forbidden)
+        return self.rules.bind(self.last_step)
+
+    def begin(self, inputs: Padded) -> TransformerState:
+        """Start B targets, one per source; what is said is kept where a rule looks back."""
+        state = super().begin(inputs)
+        return replace(state, said=state.items.new_empty((inputs.size, 0))) if self.rules.look_back else state
 
     def step(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
         """Feed ``tokens (R,)``; log-probabilities ``(R, V)`` of the next symbols under the rules, and the state."""
-        rules, number = self.rules, state.length + 1
-        log_probs, state = super().step(tokens, state)
-        if number == self.last_step and rules.last is not None:
-            return _certain(log_probs, rules.last), state
-        if number == 1 and rules.first is not None:
-            return _certain(log_probs, rules.first), state
-        if rules.forbidden:
-            log_probs = log_probs.clone()
-            for symbol in rules.forbidden:  # one or two as a rule
-                log_probs[:, symbol] = -math.inf
-        return log_probs, state
+        if state.said is not None:
+            state = replace(state, said=torch.cat((state.said, tokens.unsqueeze(1)), dim=1))
+        log_probs, after = super().step(tokens, state)
+        return self.rules.apply(log_probs, after.length, self.last_step, state.said), after
 
 
 def from_huggingface(source: Any, *, bos: int | None = None) -> ConvertedTransformer:
-    r"""A Hugging Face BART, mBART or Marian with its weights, in evaluation mode and float32.
+    r"""A Hugging Face BART, mBART, Marian, T5, ByT5 or mT5 with its weights, in evaluation mode and float32.
 
     Args:
         source: a directory with ``config.json`` and ``model.safetensors`` (or its shards and their index;
@@ -148,7 +105,8 @@ def from_huggingface(source: Any, *, bos: int | None = None) -> ConvertedTransfo
 
         .. math:: p(y_t \mid y_{<t}, x) = \mathrm{softmax}(E\, h_t + b)_{y_t}
 
-        as in the checkpoint: E the output matrix (tied or not), b ``final_logits_bias``. Sources are id sequences as
+        as in the checkpoint: E the output matrix (tied or not), b ``final_logits_bias`` where there is one. What T5
+        does not have is 0 here (biases) or made up for in the weights next to it (scales). Sources are id sequences as
         the checkpoint's tokeniser gives them, its special symbols included, padded at the end.
 
     The weights are copied once: time and memory O(parameters). See the head of this module for settings that make
@@ -164,195 +122,40 @@ def from_huggingface(source: Any, *, bos: int | None = None) -> ConvertedTransfo
         generation = generation.to_dict() if generation is not None else {}
     else:
         folder = Path(source)
-        config, generation = _read_json(folder / "config.json"), {}
+        config, generation = read_json(folder / "config.json"), {}
         if (folder / "generation_config.json").exists():
-            generation = _read_json(folder / "generation_config.json")
-        weights = _read_weights(folder)
+            generation = read_json(folder / "generation_config.json")
+        weights = read_weights(folder)
     # Older checkpoints have the settings of the search among those of the model.
     told = {**config, **{key: value for key, value in generation.items() if value is not None}}
     start = told.get("decoder_start_token_id") if bos is None else bos
     if start is None:
         raise ConfigError("config.json: `decoder_start_token_id` must be a symbol, got none; pass `bos`")
-    names = _Names(weights)
-    shape = _shape(config, names)
-    ends = _one(told, "eos_token_id")
+    names, kind = Names(weights), config.get("model_type")
+    if kind not in _FAMILIES:
+        known = ", ".join(_FAMILIES)
+        raise ConfigError(f"config.json: `model_type` must be one of {known}, got {kind!r}; others have no converter")
+    family = _FAMILIES[kind]
+    try:
+        shape = family.shape(config, names)
+    except KeyError as error:
+        raise ConfigError(f"config.json: `{error.args[0]}` must be given for {kind}, got none; set it there") from None
+    ends = one_symbol(told, "eos_token_id")
     model = ConvertedTransformer(
         shape,
         source_size=names.embedding("encoder").size(0),
         target_size=names.embedding("decoder").size(0),
         unk=None,
-        pad=_one(told, "pad_token_id"),
+        pad=one_symbol(told, "pad_token_id"),
         bos=start,
         eos=ends,
         forbidden=(),
     )
-    model.rules = _rules(told, ends)
-    return _load(model, names)
+    model.rules = read_rules(told, ends)
+    return _load(model, dict(family.tensors(shape, config, names)), names)
 
 
-def _certain(log_probs: Tensor, symbol: int) -> Tensor:
-    forced = torch.full_like(log_probs, -math.inf)
-    forced[:, symbol] = 0.0
-    return forced
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path}: expected a Hugging Face checkpoint, got no such file; give the directory that "
-            "`save_pretrained` or `hf download` wrote"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: expected a JSON object, got {error}; write or download it anew") from None
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.exists():
-        files = [single]
-    elif index.exists():
-        files = [folder / name for name in sorted(set(_read_json(index).get("weight_map", {}).values()))]
-    elif any(folder.glob("pytorch_model*.bin")):
-        raise CheckpointError(
-            f"{folder}: expected model.safetensors, got pytorch_model.bin alone, a pickle, which can run code; if you "
-            "trust it, load it with transformers and `save_pretrained` it, which writes safetensors"
-        )
-    else:
-        raise CheckpointError(f"{single}: expected the weights, got no such file; download it beside config.json")
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError:
-        raise MissingDependencyError(
-            "a Hugging Face checkpoint needs the package safetensors; run: pip install safetensors"
-        ) from None
-    weights: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            weights |= load_file(file)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{file}: expected a safetensors file, got {error}; download it anew") from None
-    return weights
-
-
-def _one(told: Mapping[str, Any], key: str) -> int:
-    value = told.get(key)
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"config.json: `{key}` must be one symbol, got {value!r}; set it there")
-    return value
-
-
-def _shape(config: Mapping[str, Any], names: _Names) -> TransformerConfig:
-    """The checkpoint's shape in our words; what has none is an error that names the key."""
-    family = config.get("model_type")
-    if family not in _FAMILIES:
-        known = ", ".join(_FAMILIES)
-        raise ConfigError(f"config.json: `model_type` must be one of {known}, got {family!r}; others have no converter")
-    for key in ("attention_heads", "ffn_dim"):
-        encoder, decoder = config[f"encoder_{key}"], config[f"decoder_{key}"]
-        if encoder != decoder:
-            raise ConfigError(
-                f"config.json: `decoder_{key}` must equal `encoder_{key}` = {encoder}, got {decoder}; no other is built"
-            )
-    activation = config.get("activation_function", "gelu")
-    if activation not in _ACTIVATIONS:
-        known = ", ".join(_ACTIVATIONS)
-        raise ConfigError(f"config.json: `activation_function` must be one of {known}, got {activation!r}")
-    pre = family == "mbart"
-    # Of old configs; transformers itself no longer reads these keys and computes what the family stands for.
-    usual = {"normalize_before": pre, "add_final_layer_norm": pre, "normalize_embedding": family != "marian"}
-    for key, value in {**usual, "static_position_embeddings": family == "marian"}.items():
-        if bool(config.get(key, value)) != value:
-            raise ConfigError(
-                f"config.json: `{key}` must be {value} for {family}, got {config[key]}; no other is built"
-            )
-    return TransformerConfig(
-        kind="encoder-decoder",
-        width=config["d_model"],
-        heads=config["encoder_attention_heads"],
-        feedforward=config["encoder_ffn_dim"],
-        encoder_layers=config["encoder_layers"],
-        decoder_layers=config["decoder_layers"],
-        norm="pre" if pre else "post",
-        positions="sinusoidal" if family == "marian" else "learned",
-        activation=_ACTIVATIONS[activation],
-        dropout=float(config.get("dropout") or 0.0),
-        attention_dropout=float(config.get("attention_dropout") or 0.0),
-        tied=bool(config.get("tie_word_embeddings", True)),
-        shared=names.shared,
-        embedding_norm=family != "marian",
-        embedding_scale=bool(config.get("scale_embedding", False)),
-        max_positions=config.get("max_position_embeddings", 1024),
-        output_bias=True,
-    )
-
-
-def _rules(told: Mapping[str, Any], eos: int) -> GenerationRules:
-    words = [list(word) for word in told.get("bad_words_ids") or [] if list(word) != [eos]]
-    if any(len(word) != 1 for word in words):
-        raise ConfigError(
-            "generation_config.json: `bad_words_ids` must hold single symbols, got a longer word; take it out there "
-            "and forbid it with `allowed` of beam_search"
-        )
-    forbidden = {word[0] for word in words} | set(told.get("suppress_tokens") or [])
-    last = told.get("forced_eos_token_id")
-    if last is not None:
-        last = _one(told, "forced_eos_token_id")
-    longest = told.get("max_new_tokens") or (told.get("max_length") or 21) - 1
-    penalty = told.get("length_penalty")
-    return GenerationRules(
-        forbidden=tuple(sorted(forbidden)),
-        first=told.get("forced_bos_token_id"),
-        last=last,
-        width=told.get("num_beams") or 1,
-        length_penalty=1.0 if penalty is None else float(penalty),
-        max_length=max(longest, 1),
-        not_taken=tuple(key for key, nothing in _NOT_TAKEN.items() if told.get(key) not in nothing),
-    )
-
-
-class _Names:
-    """The checkpoint's tensors by name, and which of them were taken."""
-
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        # A checkpoint of the bare model lacks the prefix; what is shared is written once or under all its names.
-        self.weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
-        self.taken: set[str] = set()
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self.weights:
-            raise CheckpointError(f"the checkpoint must hold the tensor `{name}`, got none; compare its config.json")
-        self.taken.add(name)
-        return self.weights[name]
-
-    def get(self, *names: str) -> Tensor:
-        """The first of these that is there."""
-        return self[next((name for name in names if name in self.weights), names[0])]
-
-    def embedding(self, side: str) -> Tensor:
-        """``(V, D)`` symbol vectors of the encoder or decoder."""
-        other = {"encoder": "decoder", "decoder": "encoder"}[side]
-        own = f"{side}.embed_tokens.weight"
-        return self.get(own, "shared.weight", "lm_head.weight", f"{other}.embed_tokens.weight")
-
-    @property
-    def shared(self) -> bool:
-        """Whether both sides have the same symbol vectors; older checkpoints hold them under every name."""
-        one, other = self.embedding("encoder"), self.embedding("decoder")
-        return one is other or (one.shape == other.shape and torch.equal(one, other))
-
-    def linear(self, ours: str, *theirs: str) -> Iterator[tuple[str, Tensor]]:
-        """Weight and bias of one of our maps, which may be several of theirs on top of one another."""
-        for part in ("weight", "bias"):
-            yield f"{ours}.{part}", torch.cat([self[f"{name}.{part}"] for name in theirs])
-
-
-def _load(model: ConvertedTransformer, names: _Names) -> ConvertedTransformer:
-    tensors = dict(_translated(model.config, names))
+def _load(model: ConvertedTransformer, tensors: dict[str, Tensor], names: Names) -> ConvertedTransformer:
     left = set(names.weights) - names.taken - {"shared.weight", "lm_head.weight", "final_logits_bias"}
     left = {name for name in left if not name.endswith(("embed_tokens.weight", "embed_positions.weight"))}
     if left:
@@ -368,39 +171,3 @@ def _load(model: ConvertedTransformer, names: _Names) -> ConvertedTransformer:
             )
     model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=True)
     return model.eval()
-
-
-def _translated(config: TransformerConfig, names: _Names) -> Iterator[tuple[str, Tensor]]:
-    """Our names of all parameters, with the checkpoint's values."""
-    yield "source_embedding.weight", names.embedding("encoder")
-    embedding = names.embedding("decoder")
-    yield "target_embedding.weight", embedding
-    yield "output.weight", embedding if config.tied else names["lm_head.weight"]
-    bias = names.weights.get("final_logits_bias")
-    yield "output.bias", embedding.new_zeros(embedding.size(0)) if bias is None else bias.reshape(-1)
-    for ours, theirs in (("source", "encoder"), ("target", "decoder")):
-        if config.positions == "learned":
-            # Two rows before the first position are a relic of the library in which BART was trained.
-            yield f"{ours}_positions.weight", names[f"{theirs}.embed_positions.weight"][2:]
-        if config.embedding_norm:
-            yield from names.linear(f"{ours}_norm", f"{theirs}.layernorm_embedding")
-        if config.norm == "pre":
-            yield from names.linear(f"{theirs}.norm", f"{theirs}.layer_norm")
-    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
-        for number in range(layers):
-            yield from _layer(f"{side}.layers.{number}", names, cross=side == "decoder")
-
-
-def _layer(at: str, names: _Names, *, cross: bool) -> Iterator[tuple[str, Tensor]]:
-    own, other = f"{at}.self_attn", f"{at}.encoder_attn"
-    yield from names.linear(f"{at}.attention.project", *(f"{own}.{part}_proj" for part in "qkv"))
-    yield from names.linear(f"{at}.attention.out", f"{own}.out_proj")
-    yield from names.linear(f"{at}.attention_norm", f"{own}_layer_norm")
-    if cross:
-        yield from names.linear(f"{at}.cross.query", f"{other}.q_proj")
-        yield from names.linear(f"{at}.cross.memory", f"{other}.k_proj", f"{other}.v_proj")
-        yield from names.linear(f"{at}.cross.out", f"{other}.out_proj")
-        yield from names.linear(f"{at}.cross_norm", f"{other}_layer_norm")
-    yield from names.linear(f"{at}.feedforward.up", f"{at}.fc1")
-    yield from names.linear(f"{at}.feedforward.down", f"{at}.fc2")
-    yield from names.linear(f"{at}.feedforward_norm", f"{at}.final_layer_norm")

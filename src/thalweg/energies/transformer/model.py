@@ -19,7 +19,7 @@ from thalweg.layers.dropout import Dropout
 from thalweg.layers.multihead import mean_weights
 from thalweg.layers.padded import Padded, checked
 from thalweg.layers.pointer import Pointer
-from thalweg.layers.positions import feature_positions, kept_rotary_table, kept_sinusoidal_table
+from thalweg.layers.positions import RelativeBias, feature_positions, kept_rotary_table, kept_sinusoidal_table
 from thalweg.layers.transformer import TransformerStack
 
 __all__ = ["Transformer", "TransformerConfig"]
@@ -111,6 +111,8 @@ class Transformer(nn.Module):
             "dropout": config.dropout,
             "attention_dropout": config.attention_dropout,
             "attention_map": config.attention_map,
+            "attention_width": config.attention_width,
+            "norm_eps": config.norm_eps,
         }
         size = (config.width, config.heads, config.feedforward)
         self.encoder = None
@@ -155,7 +157,13 @@ class Transformer(nn.Module):
                 if table is not None:
                     nn.init.normal_(table.weight, std=width**-0.5)
         if config.embedding_norm:
-            self.source_norm, self.target_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.source_norm, self.target_norm = (nn.LayerNorm(width, eps=config.norm_eps) for _ in range(2))
+        self.source_bias = self.target_bias = None
+        if config.positions == "relative":
+            size = {"buckets": config.relative_buckets, "reach": config.relative_reach}
+            self.source_bias, self.target_bias = (
+                RelativeBias(config.heads, **size, both=both) for both in (True, False)
+            )
 
     def _build_masks(self, source_size: int, features: Sequence[int], forbidden: Sequence[int]) -> None:
         never, unread = torch.zeros(self.vocab_size), torch.zeros(self.vocab_size)
@@ -198,7 +206,7 @@ class Transformer(nn.Module):
         self.register_buffer("copies", copies, persistent=False)
 
     def position_table(self, length: int, *, source: bool = False) -> Tensor | None:
-        """Vectors of positions 0 ... at least ``length`` - 1, ``(P, D)``; None where positions are rotary."""
+        """Vectors of positions 0 ... at least ``length`` - 1, ``(P, D)``; None where attention alone knows them."""
         weight = self.target_embedding.weight
         if self.config.positions == "learned":
             table = self.source_positions if source and not self.causal else self.target_positions
@@ -209,7 +217,7 @@ class Transformer(nn.Module):
                     "shorten the input or max_length, or train with more positions"
                 )
             return table.weight
-        if self.config.positions == "rotary":
+        if self.config.positions in ("rotary", "relative"):
             return None
         return kept_sinusoidal_table(length, self.config.width, dtype=weight.dtype, device=weight.device)
 
@@ -217,7 +225,7 @@ class Transformer(nn.Module):
         """Cosines and sines ``(*positions, d/2)`` where positions are rotary, all below ``length``."""
         if self.config.positions != "rotary":
             return None
-        weight, width = self.target_embedding.weight, self.config.width // self.config.heads
+        weight, width = self.target_embedding.weight, self.config.attention_width // self.config.heads
         cos, sin = kept_rotary_table(length, width, dtype=weight.dtype, device=weight.device)
         return cos[positions], sin[positions]
 
@@ -280,7 +288,8 @@ class Transformer(nn.Module):
         if self.encoder is None:
             memories = self.decoder(x, causal=True, rotary=rotary).memories
             return Encoded(memories, seen, self._starts(source), copies)
-        x = self.encoder(x, mask=seen, rotary=rotary, real=None if seen is None else mask).output
+        bias = None if self.source_bias is None else self.source_bias(positions, positions)
+        x = self.encoder(x, mask=seen, rotary=rotary, real=None if seen is None else mask, bias=bias).output
         return Encoded(self.memorise(x), seen, None, copies)
 
     def memorise(self, encoded: Tensor) -> tuple[Tensor, ...]:
@@ -331,7 +340,8 @@ class Transformer(nn.Module):
         positions = torch.arange(T, device=fed.device).unsqueeze(0)
         x = self.embed(fed, positions, T, source=False)
         rotary = self.rotary_turns(T, positions)
-        out = self.decoder(x, memories=encoded.memories, memory_mask=encoded.mask, causal=True, rotary=rotary)
+        about = {"rotary": rotary, "bias": None if self.target_bias is None else self.target_bias(positions, positions)}
+        out = self.decoder(x, memories=encoded.memories, memory_mask=encoded.mask, causal=True, **about)
         return out.output, x, out.read.output, out.read.queries, out.read.memory[:, :, 0], encoded.mask
 
     def _decode_onwards(self, source: Padded, fed: Tensor, items: Tensor) -> _Decoded:

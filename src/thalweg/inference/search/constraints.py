@@ -1,4 +1,4 @@
-"""Which sequences a search may give: prefixes, least lengths, masks of permitted symbols, and lexicons."""
+"""Which sequences a search may give: prefixes, least lengths, masks of permitted symbols, lexicons, blocked n-grams."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ConfigError, ShapeError
-from thalweg.inference.search.protocol import Autoregressive, batch_size, device_of
+from thalweg.inference.search.protocol import Autoregressive, batch_size, check_at_least_one, device_of
 
-__all__ = ["Allowed", "Rules", "Trie", "check_called", "check_min_length", "check_prefix"]
+__all__ = ["Allowed", "NoRepeat", "Rules", "Trie", "Without", "check_called", "check_min_length", "check_prefix"]
 
 
 class Allowed(Protocol):
@@ -161,6 +161,71 @@ def _flatten(sequences: list[Sequence[int]], vocab_size: int, eos: int | None) -
     if eos is not None and int((flat == eos).sum()) != len(sequences):
         raise ConfigError(f"`sequences` must hold eos = {eos} only at the end, got one inside; cut the sequence there")
     return flat, lengths
+
+
+class NoRepeat:
+    """N-gram blocking as :class:`Allowed`: no n symbols may stand in a row twice (Paulus et al., 2018).
+
+    A symbol is barred where it would complete an n-gram that the sequence has already. With ``size=1`` no symbol comes
+    twice. eos is a symbol like any other: it stands once in any case.
+
+    Args:
+        size: n; vocab_size: V.
+
+    Time O(R t n + R V) a step, without Python loops over rows.
+
+    >>> NoRepeat(2, vocab_size=4)(torch.tensor([[1, 2, 1], [1, 1, 2]]), torch.tensor([0, 1])).int()  # not 1 2 again
+    tensor([[1, 1, 0, 1],
+            [1, 1, 1, 1]], dtype=torch.int32)
+    """
+
+    def __init__(self, size: int, *, vocab_size: int) -> None:
+        check_at_least_one("size", size)
+        self.size, self.vocab_size = size, vocab_size
+
+    def __call__(self, tokens: Tensor, items: Tensor) -> Tensor:
+        """Mask ``(R, V)`` of symbols that may follow ``tokens`` (R, t)."""
+        (R, t), n, V = tokens.shape, self.size, self.vocab_size
+        if t < n:
+            return torch.ones((R, V), dtype=torch.bool, device=tokens.device)
+        grams = tokens.unfold(1, n, 1)  # (R, t - n + 1, n)
+        again = (grams[:, :, :-1] == tokens[:, None, t - n + 1 :]).all(dim=2)
+        # What is not barred is put in a column that is cut off, so that no size depends on the values.
+        barred = grams[:, :, -1].masked_fill(~again, V)
+        return torch.ones((R, V + 1), dtype=torch.bool, device=tokens.device).scatter_(1, barred, False)[:, :V]
+
+
+class Without:
+    """Words that may stand nowhere, as :class:`Allowed`; a word is one symbol or several in a row.
+
+    The last symbol of a word is barred after the others.
+
+    Args:
+        words: sequences of at least one symbol; vocab_size: V.
+
+    Time O(R V + R M) a step for words of M symbols in all.
+
+    >>> Without([[3], [1, 2]], vocab_size=4)(torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1])).int()
+    tensor([[1, 1, 0, 0],
+            [1, 1, 1, 0]], dtype=torch.int32)
+    """
+
+    def __init__(self, words: Iterable[Sequence[int]], *, vocab_size: int) -> None:
+        self.words, self.vocab_size = [tuple(word) for word in words], vocab_size
+        for word in self.words:
+            if not word or not all(isinstance(symbol, int) and 0 <= symbol < vocab_size for symbol in word):
+                raise ConfigError(
+                    f"`words` must be sequences of symbols 0 ... {vocab_size - 1}, got {list(word)}; take it out"
+                )
+
+    def __call__(self, tokens: Tensor, items: Tensor) -> Tensor:
+        """Mask ``(R, V)`` of symbols that may follow ``tokens`` (R, t)."""
+        R, t = tokens.shape
+        mask = torch.ones((R, self.vocab_size), dtype=torch.bool, device=tokens.device)
+        for *begun, last in self.words:
+            if len(begun) <= t:
+                mask[:, last] &= ~(tokens[:, t - len(begun) :] == tokens.new_tensor(begun)).all(dim=1)
+        return mask
 
 
 @dataclass(frozen=True)
