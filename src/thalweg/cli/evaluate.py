@@ -63,9 +63,7 @@ def evaluate(
     task.check_options(given)
     given |= {} if k is None else {"k": k}
     with Display() as display:
-        result = task.evaluate(
-            run, test, name=name, device=chosen.device, root=data_root, listener=display, **given
-        )
+        result = task.evaluate(run, test, name=name, device=chosen.device, root=data_root, listener=display, **given)
     report = write_report(result.directory.parents[1])
     if as_json:
         use_utf8()

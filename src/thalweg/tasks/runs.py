@@ -37,12 +37,13 @@ __all__ = [
 T = TypeVar("T")
 
 # The rest of `training` (epochs, patience, learning rate ...) may change: it only shapes what is to come.
-FIXED = ("batch_size", "batch_tokens", "optimiser", "decay", "average", "seed", "precision")
+FIXED = ("batch_size", "batch_tokens", "accumulate", "optimiser", "decay", "average", "seed", "precision")
 # What a run was that was begun before it could be said; a setting that is not here may be anything in such a run.
 UNSAID = {
     "model.family": "recurrent",
     "model.attention_map": "softmax",
     "training.batch_tokens": 0,
+    "training.accumulate": 1,
     "training.decay": "all",
 }
 # Of these, what has another default now: a run's own `config.yaml` without it means what it then was.

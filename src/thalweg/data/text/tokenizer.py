@@ -161,7 +161,9 @@ def load_tokenizer(name: str, *, source_language: str = "", target_language: str
             continue
         if not hasattr(tokenizer, attribute):
             kind = type(tokenizer).__name__
-            raise ConfigError(f"{name}: model.source_language and target_language do not go with {kind}; leave them out")
+            raise ConfigError(
+                f"{name}: model.source_language and target_language do not go with {kind}; leave them out"
+            )
         if code not in tokenizer.get_vocab():
             raise ConfigError(f"{name}: expected a language that the tokenizer knows, got `{code}`; check its list")
         setattr(tokenizer, attribute, code)

@@ -137,7 +137,6 @@ def build_network(config: PretrainedConfig, size: int, special: Mapping[str, int
     generation = network.generation_config
     for key, value in {**ids, **start}.items():
         setattr(generation, key, value)
-    generation.suppress_tokens = [special[name] for name in ("unk", "pad", "bos")]
     return network
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 
 from thalweg.energies.pretrained import adapting
 from thalweg.energies.pretrained.config import PretrainedConfig
-from thalweg.energies.pretrained.decoding import PretrainedDecoder
-from thalweg.energies.pretrained.hub import package
+from thalweg.energies.pretrained.decoding import decoder_of, settings_of
+from thalweg.energies.pretrained.hub import package, quietly
 from thalweg.energies.pretrained.loading import set_dropout
 from thalweg.errors import ConfigError
 from thalweg.layers.padded import Padded
@@ -24,7 +25,8 @@ class Pretrained(nn.Module):
     .. math:: \log p(y \mid x) = \sum_t \log \mathrm{softmax}(\mathrm{logits}(y_{<t}, x))_{y_t}
 
     The decoder starts from the symbol that the model's own config names, and ends with its end symbol. Implements
-    :class:`thalweg.inference.Autoregressive` by :class:`~thalweg.energies.pretrained.decoding.PretrainedDecoder`.
+    :class:`thalweg.inference.Autoregressive` by :func:`~thalweg.energies.pretrained.decoding.decoder_of`: the first
+    search after a change of weights or mode makes the decoder that the following ones use.
 
     Args:
         network: as :func:`~thalweg.energies.pretrained.loading.load_network` gives it.
@@ -54,25 +56,40 @@ class Pretrained(nn.Module):
             adapting.add_adapters(network, config)
         if config.gradient_checkpointing:
             network.gradient_checkpointing_enable()
-        # Kept out of the modules: it holds the same network.
-        self.__dict__["decoder"] = PretrainedDecoder(network)
-        self.pad = _first(network, "pad_token_id")
+        told = settings_of(network)
+        self.bos, self.eos, self.pad = (int(_one(told, f"{name}_token_id")) for name in ("decoder_start", "eos", "pad"))
+        self.vocab_size: int = network.get_output_embeddings().weight.size(0)
         self.reach = reach_of(network.config)
+        self._decoder: list[Any] = []  # a list hides it from the modules: it may hold the same network
 
     @property
-    def bos(self) -> int:
-        """Symbol that starts the decoder."""
-        return self.__dict__["decoder"].bos
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.network.device
 
     @property
-    def eos(self) -> int | None:
-        """Symbol that ends a target."""
-        return self.__dict__["decoder"].eos
+    def decoder(self) -> Any:
+        """What is searched; its ``path`` says how a step is computed."""
+        if not self._decoder:
+            whole = adapting.merged(self.network) if self.config.lora else self.network
+            # A conversion starts from random weights, which it replaces: training must not see that they were drawn.
+            with quietly(), torch.random.fork_rng(devices=[]):
+                self._decoder.append(decoder_of(whole.eval() if self.config.lora else whole))
+        return self._decoder[0]
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of target symbols."""
-        return self.__dict__["decoder"].vocab_size
+    def train(self, mode: bool = True) -> Pretrained:
+        """Training or evaluation mode; weights may change in the one, so that the other decodes anew."""
+        self._decoder.clear()
+        return super().train(mode)
+
+    def load_state_dict(self, *args: Any, **options: Any) -> Any:
+        """As that of any module."""
+        self._decoder.clear()
+        return super().load_state_dict(*args, **options)
+
+    def _apply(self, *args: Any, **options: Any) -> Pretrained:
+        self._decoder.clear()
+        return super()._apply(*args, **options)
 
     def forward(
         self, source: Padded, target: Padded, *, teacher_forcing: float = 1.0, items: Tensor | None = None
@@ -102,15 +119,15 @@ class Pretrained(nn.Module):
 
     def begin(self, inputs: Padded) -> Any:
         """State of B rows before the first symbol is fed."""
-        return self.__dict__["decoder"].begin(inputs)
+        return self.decoder.begin(inputs)
 
     def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Log-probabilities ``(R, V)`` of the next symbols, and the state."""
-        return self.__dict__["decoder"].step(tokens, state)
+        return self.decoder.step(tokens, state)
 
     def select(self, state: Any, rows: Tensor) -> Any:
         """The state's rows, reordered, repeated or dropped."""
-        return self.__dict__["decoder"].select(state, rows)
+        return self.decoder.select(state, rows)
 
     def attention_weights(self, source: Padded, target: Padded) -> None:
         """None: these models keep no single map of where they look."""
@@ -121,13 +138,12 @@ class Pretrained(nn.Module):
         return {f"network.{name}": depth for name, depth in adapting.depths(self.network).items()}
 
 
-def _first(network: Any, key: str) -> int:
-    found = getattr(network.config, key, None)
+def _one(told: Mapping[str, Any], key: str) -> int:
+    found = told.get(key)
+    found = found[0] if isinstance(found, (list, tuple)) else found
     if found is None:
-        found = getattr(network.generation_config, key, None)
-    if isinstance(found, (list, tuple)):
-        found = found[0]
-    return 0 if found is None else int(found)
+        raise ConfigError(f"config.json: `{key}` must be a symbol, got none; set it there")
+    return found
 
 
 def reach_of(config: Any) -> int | None:

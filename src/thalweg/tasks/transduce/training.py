@@ -95,7 +95,10 @@ def train(
         watch=watch,
     )
     facts = _facts(training, dev, source, target)
-    told = {"lines": _lines(facts, config) + opened.task.lines(), "names": {"cer": "PER"} if target.symbols.kind == "spaced" else {}}
+    told = {
+        "lines": _lines(facts, config) + opened.task.lines(),
+        "names": {"cer": "PER"} if target.symbols.kind == "spaced" else {},
+    }
     result = log.train(trainer, batches, config, facts, len(training), resume=resume, **told)
     if isinstance(model, Pretrained) and result.reason:
         model.load_state_dict(load_checkpoint(out / MODEL).tensors)
