@@ -14,7 +14,7 @@ from thalweg.errors import ConfigError, MissingDependencyError
 __all__ = ["SubwordKind", "Subwords", "train_subwords"]
 
 SubwordKind = Literal["bpe", "unigram"]
-"""``bpe`` joins the most frequent pairs (Sennrich et al., 2016), ``unigram`` keeps the likeliest pieces (Kudo, 2018)."""
+"""``bpe`` joins the most frequent pairs (Sennrich et al., 2016); ``unigram`` keeps the likeliest ones (Kudo, 2018)."""
 
 _SPACE, _UNKNOWN = "▁", "<unk>"
 

@@ -1,4 +1,4 @@
-"""What of a network is trained: all of it, all but some parts, or low-rank adapters alone; and how deep each part is."""
+"""What of a network is trained: all, all but some parts, or low-rank adapters alone; and how deep each part is."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ def merged(network: Any) -> Any:
 def depths(network: nn.Module) -> dict[str, int]:
     """How far below its stack's top each parameter is: 0 for the last layer and what is above it, most for embeddings.
 
-    >>> stack = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)]), "embed": nn.Embedding(2, 1)})
+    >>> layers = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
+    >>> stack = nn.ModuleDict({"layers": layers, "embed": nn.Embedding(2, 1)})
     >>> sorted(depths(stack).items())[0], depths(stack)["layers.1.bias"]
     (('embed.weight', 2), 0)
     """

@@ -25,7 +25,7 @@ class PretrainedConfig:
             ``checkpoint``; the symbols are then those of the data settings.
         shape: settings of that architecture, by their names there (``d_model``, ``num_layers``, ...).
         masked_epochs: of ``bert``: passes of masked-language-model training over both sides of the pairs, each side
-            alone, before the pair is trained; masked_share: of the symbols are then hidden.
+            alone, before the pair is trained; masked_share: of the symbols are then hidden; masked_rate: learning rate.
         weights: ``safetensors``, or ``pickle`` where nothing else is there and its author is trusted: it can run code.
         source_language, target_language: codes of models that are told both (``en_XX``).
         task_params: which of the checkpoint's ``task_specific_params`` to apply; empty: the only one, if there is one.
@@ -50,6 +50,7 @@ class PretrainedConfig:
     shape: dict[str, Any] = field(default_factory=dict)
     masked_epochs: int = 0
     masked_share: float = 0.15
+    masked_rate: float = 1e-3
     weights: Literal["safetensors", "pickle"] = "safetensors"
     source_language: str = ""
     target_language: str = ""
@@ -69,6 +70,7 @@ class PretrainedConfig:
         check_numbers(self, "model", 0, WIDTH, "lora")
         check_numbers(self, "model", 0, COUNT, "masked_epochs")
         check_numbers(self, "model", 0, WIDTH, "lora_alpha", whole=False)
+        check_numbers(self, "model", 0, 1, "masked_rate", whole=False, strict=True)
         if not 0 < self.masked_share < 1:
             raise ConfigError(f"model.masked_share must be in (0, 1), got {self.masked_share}")
         for name in ("lora_dropout", "dropout"):

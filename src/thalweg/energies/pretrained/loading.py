@@ -13,7 +13,15 @@ from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.energies.pretrained.hub import check_place, package, reading
 from thalweg.errors import CheckpointError, ConfigError, nearest
 
-__all__ = ["build_network", "load_network", "pair_network", "read_config", "restore_network", "store_network"]
+__all__ = [
+    "build_encoder",
+    "build_network",
+    "load_network",
+    "pair_network",
+    "read_config",
+    "restore_network",
+    "store_network",
+]
 
 _FRESH = ("t5", "mt5", "bart", "mbart", "marian", "bert")
 # How each architecture calls its dropout.
@@ -138,6 +146,21 @@ def build_network(config: PretrainedConfig, size: int, special: Mapping[str, int
     for key, value in {**ids, **start}.items():
         setattr(generation, key, value)
     return network
+
+
+def build_encoder(config: PretrainedConfig, size: int, special: Mapping[str, int]) -> Any:
+    """A BERT of ``config.shape`` with fresh weights and a head that tells symbols: what masking trains.
+
+    >>> small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    >>> config = PretrainedConfig(architecture="bert", shape=small)
+    >>> build_encoder(config, 9, {"pad": 1, "bos": 2, "eos": 3}).config.vocab_size
+    9
+    """
+    transformers = package()
+    ids = {"pad_token_id": special["pad"], "bos_token_id": special["bos"], "eos_token_id": special["eos"]}
+    return transformers.BertForMaskedLM(
+        transformers.BertConfig(vocab_size=size, **ids, **_checked(transformers.BertConfig, config))
+    )
 
 
 _AS_DECODER = {"is_decoder": True, "add_cross_attention": True}

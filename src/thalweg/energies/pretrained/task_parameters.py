@@ -24,7 +24,8 @@ class TaskParameters:
         values: the parameters by their names there.
         others: tasks that could be chosen.
 
-    >>> config = {"task_specific_params": {"translation_en_to_fr": {"num_beams": 4, "max_length": 300, "prefix": "x: "}}}
+    >>> french = {"num_beams": 4, "max_length": 300, "prefix": "x: "}
+    >>> config = {"task_specific_params": {"translation_en_to_fr": french}}
     >>> found = TaskParameters.read(config, {}, "")
     >>> found.name, found.prefix, found.search()
     ('translation_en_to_fr', 'x: ', {'search': 'beam', 'width': 4, 'max_length': 299, 'length_penalty': 1.0})

@@ -62,8 +62,8 @@ class TransduceConfig:
     """Everything about a transduction run; ``search`` is the one used to measure on the dev data while training.
 
     In plain settings ``model`` may be the name of a preset (``model: causal``), or a section that names its ``family``
-    (``recurrent``, ``transformer`` or ``pretrained``); without, the settings it holds tell, and where they do not it is recurrent.
-    What ``training`` does not say is what the family learns with.
+    (``recurrent``, ``transformer`` or ``pretrained``); without, the settings it holds tell, and where they do not it is
+    recurrent. What ``training`` does not say is what the family learns with.
 
     >>> TransduceConfig(data=DataConfig(train="train.tsv")).model.cell
     'lstm'

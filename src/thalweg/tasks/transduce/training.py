@@ -18,6 +18,8 @@ from thalweg.data.datasets import unit_hash
 from thalweg.data.text.named_pairs import open_pairs
 from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.energies.pretrained.model import Pretrained
+from thalweg.energies.seq2seq.model import Seq2Seq
+from thalweg.energies.transformer.model import Transformer
 from thalweg.errors import ConfigError, DataError
 from thalweg.learning.checkpoint import MODEL, load_checkpoint
 from thalweg.learning.losses import sequence_nll
@@ -29,10 +31,11 @@ from thalweg.tasks.config import as_settings
 from thalweg.tasks.runs import Listener, RunLog, TrainResult, goes_on
 from thalweg.tasks.transduce.codec import Codec, write_sides
 from thalweg.tasks.transduce.config import TransduceConfig
+from thalweg.tasks.transduce.masking import train_masked
 from thalweg.tasks.transduce.models import SequenceModel, build_model, longest_answer
-from thalweg.tasks.transduce.pretrained import FOLDER, save_network, stored
-from thalweg.tasks.transduce.sides import open_sides
+from thalweg.tasks.transduce.pretrained import FOLDER, Checkpoint, save_network, stored
 from thalweg.tasks.transduce.searching import forced_prefix, lexicon_trie
+from thalweg.tasks.transduce.sides import open_sides
 from thalweg.tasks.transduce.transducer import Transducer
 
 __all__ = ["Prepared", "batches_of", "prepare", "train", "words_of"]
@@ -70,8 +73,7 @@ def train(
         seed=config.training.seed,
     )
     config = dataclasses.replace(config, training=config.training.planned(len(batches)))
-    torch.manual_seed(config.training.seed)
-    model = build_model(config, source, target, trained=resolve_device(config.training.device) == "cpu")
+    model = _first_model(config, opened, examples, out, listener)
     longest = 1 + max(len(example.target) for example in examples)
     meta = {
         "task": "transduce",
@@ -84,6 +86,13 @@ def train(
     if isinstance(model, Pretrained):
         meta |= {"pretrained": stored(model), "search": opened.task.search()}
     log = RunLog(out / "log.jsonl", listener, unit="pairs", noun="transduction")
+    facts = _facts(training, dev, source, target)
+    told = {
+        "lines": _lines(facts, config) + opened.task.lines(),
+        "names": {"cer": "PER"} if target.symbols.kind == "spaced" else {},
+    }
+    if not any(p.requires_grad for p in model.parameters()):
+        return log.adopt(model, config, meta, facts, **told)
     trainer = Trainer(
         model,
         config.training,
@@ -94,16 +103,25 @@ def train(
         listener=log,
         watch=watch,
     )
-    facts = _facts(training, dev, source, target)
-    told = {
-        "lines": _lines(facts, config) + opened.task.lines(),
-        "names": {"cer": "PER"} if target.symbols.kind == "spaced" else {},
-    }
     result = log.train(trainer, batches, config, facts, len(training), resume=resume, **told)
     if isinstance(model, Pretrained) and result.reason:
         model.load_state_dict(load_checkpoint(out / MODEL).tensors)
         save_network(model, source, target, out / FOLDER)
     return result
+
+
+def _first_model(
+    config: TransduceConfig, sides: Checkpoint, examples: Sequence[Example], out: Path, listener: Listener | None
+) -> Seq2Seq | Transformer | Pretrained:
+    """The model as its training begins."""
+    torch.manual_seed(config.training.seed)
+    masked = None
+    if isinstance(config.model, PretrainedConfig) and config.model.masked_epochs:
+        texts = [text for example in examples for text in (example.source, example.target) if text]
+        masked = train_masked(config, sides.target, texts, out, listener)
+        torch.manual_seed(config.training.seed)
+    on_host = resolve_device(config.training.device) == "cpu"
+    return build_model(config, sides.source, sides.target, trained=on_host, masked=masked)
 
 
 @dataclass(frozen=True)
