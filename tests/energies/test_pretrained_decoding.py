@@ -23,6 +23,8 @@ from thalweg.inference import (
     sample_sequences,
     stochastic_beam_search,
 )
+from thalweg.inference.search import beam
+from thalweg.inference.search.compiled import compiled_search
 from thalweg.layers.padded import Padded
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -40,7 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-CONVERTED = [name for name in VARIANTS if "2" not in name]
+CONVERTED = [name for name in VARIANTS if name not in ("bert2bert-projected", "roberta2bert")]
 BOTH = [*((name, False) for name in VARIANTS), *((name, True) for name in CONVERTED)]
 
 
@@ -87,7 +89,9 @@ def test_beams_are_equal(variant: str, convert: bool) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(("variant", "convert"), [("t5-gated", False), ("bert2bert", False), ("byt5", True)])
+@pytest.mark.parametrize(
+    ("variant", "convert"), [("t5-gated", False), ("bert2bert", False), ("byt5", True), ("bert2bert", True)]
+)
 def test_options_are_equal(variant: str, convert: bool, options: str) -> None:
     source, inputs = sources(build(variant), seed=3)
     plain = beam_search(ours(variant), source, width=3, max_length=MAX, length_penalty=0.6)
@@ -133,8 +137,36 @@ def test_logits_of_converted_models_are_equal(variant: str) -> None:
 
 
 def test_what_cannot_be_converted_says_why() -> None:
-    assert decoder_of(build("bert2bert")).path.endswith("got 'encoder-decoder'; others have no converter)")
+    own = "the model's own modules and cache (config.json: "
+    assert decoder_of(build("roberta2bert")).path.startswith(own + "`model_type` of the encoder must be bert")
+    assert decoder_of(build("bert2bert-projected")).path.startswith(own + "`hidden_size` must be alike")
     assert "bfloat16" in decoder_of(copy.deepcopy(build("t5")).bfloat16()).path
+
+
+@pytest.mark.parametrize("variant", CONVERTED)
+def test_the_compiled_call_gives_what_single_steps_give(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = ours(variant, ending=False, convert=True, suppress_tokens=[6, 7])
+    source, _ = sources(build(variant), seed=5)
+    calls: list[bool] = []
+
+    def spy(*arguments: Any) -> Any:
+        calls.append((found := compiled_search(*arguments)) is not None)
+        return found
+
+    monkeypatch.setattr(beam, "compiled_search", spy)
+    for penalty, least in ((0.0, 0), (1.0, 4)):
+        about = {"width": 4, "max_length": MAX, "length_penalty": penalty, "min_length": least}
+        found = beam_search(decoder, source, **about)
+        single = beam_search(decoder, source, **about, rows_at_once=10_000)
+        assert found.sequences() == single.sequences()
+        assert not bool(torch.isin(found.tokens, torch.tensor([6, 7])).any())
+        torch.testing.assert_close(found.scores, single.scores, atol=1e-5, rtol=1e-5)
+    assert calls == [True, True]
+    with torch.no_grad():  # the weights are read where they are
+        for parameter in decoder.parameters():
+            parameter.mul_(1.3)
+    again, single = (beam_search(decoder, source, **about, **rows) for rows in ({}, {"rows_at_once": 10_000}))
+    assert again.sequences() == single.sequences() != found.sequences()
 
 
 def test_rules_are_read_from_the_model() -> None:

@@ -136,8 +136,8 @@ def test_searches_equal_the_forced_pass(settings):
 
 def test_which_searches_serve_which_norms():
     compiled = {kind: CompiledTransformer.kind_of(build(dtype=torch.float32, encoder_norm=kind)) for kind in KINDS}
-    assert {kind for kind, found in compiled.items() if found is not None} == {"layer"}
-    assert CompiledTransformer.kind_of(build(dtype=torch.float32, decoder_norm="rms")) is None
+    assert {kind for kind, found in compiled.items() if found is not None} == {"layer", "rms", "batch", "instance"}
+    assert CompiledTransformer.kind_of(build(dtype=torch.float32, decoder_norm="none")) is None
     fixed = {kind for kind in KINDS if FixedTransformer.serves(build(dtype=torch.float32, encoder_norm=kind))}
     assert fixed == {"layer", "batch", "instance"}, "the encoder runs as it is, the decoder's norms are LayerNorms"
 

@@ -17,6 +17,7 @@ from thalweg.inference.search.constraints import Allowed, NoRepeat, Trie, Withou
 from thalweg.inference.search.ensemble import Ensemble, Vote, majority_vote
 from thalweg.inference.search.exact import OptimalityReport, exact_search, optimality_report
 from thalweg.inference.search.greedy import greedy
+from thalweg.inference.search.loops import Loop, loop_at_end, token_loops
 from thalweg.inference.search.markov import MarkovModel, viterbi
 from thalweg.inference.search.protocol import Autoregressive, Hypotheses
 from thalweg.inference.search.risk import minimum_bayes_risk
@@ -42,6 +43,7 @@ __all__ = [
     "Ensemble",
     "Hypotheses",
     "LinearChain",
+    "Loop",
     "MarkovModel",
     "MovingAverage",
     "NoRepeat",
@@ -69,6 +71,7 @@ __all__ = [
     "langevin",
     "leave_one_out",
     "linear_anneal",
+    "loop_at_end",
     "majority_vote",
     "minimum_bayes_risk",
     "optimality_report",
@@ -80,5 +83,6 @@ __all__ = [
     "stream",
     "tag_constraints",
     "tag_spans",
+    "token_loops",
     "viterbi",
 ]

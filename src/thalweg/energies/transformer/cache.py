@@ -471,9 +471,9 @@ def _map(module: nn.Module, *, relu: bool = False) -> _Map:
 
 
 def _output(model: Transformer) -> _Map:
-    mask, output = model.never + model.unread, model.output
+    mask, output, block = model.never + model.unread, model.output, model.block
     if type(output) is not nn.Linear:
-        return lambda x: output(x) + mask
+        return lambda x: output(x if block is None else block(x)) + mask
     # -inf in the bias forbids a symbol without another pass over the logits.
     weight, bias = output.weight, mask if output.bias is None else output.bias + mask
-    return lambda x: linear(x, weight, bias)
+    return lambda x: linear(x if block is None else block(x), weight, bias)

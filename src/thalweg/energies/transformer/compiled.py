@@ -13,6 +13,7 @@ from thalweg.inference.search.compiled import CompiledPlan
 from thalweg.kernels import dispatch
 from thalweg.kernels.fixed_beam import Beam, start
 from thalweg.layers.low_precision import ReducedLinear
+from thalweg.layers.norms import Normalisation
 from thalweg.layers.padded import Padded, checked
 from thalweg.layers.transformer import TransformerLayer
 
@@ -38,6 +39,7 @@ class CompiledTransformer:
         assert kind is not None
         self.ops: Any = dispatch.search_kernels(torch.device("cpu"))
         self.D, self.F, self.heads = config.width, config.feedforward, config.heads
+        self.A = config.attention_width
         self.rows, self.places = items * width, places
         self.beam = Beam.empty(items, width, k, capacity, torch.device("cpu"))
         self.lineage = torch.zeros(self.rows, capacity, dtype=torch.long)
@@ -48,8 +50,10 @@ class CompiledTransformer:
         self.positions = torch.zeros(items * places, dtype=torch.long)
         self.zeros = torch.zeros(max(self.rows, items * places), self.D)
         self.logits, self.bias = torch.zeros(self.rows, model.vocab_size), torch.zeros(model.vocab_size)
-        self.memories = [torch.zeros(items * places, 2 * self.D) for _ in model.decoder.layers]
-        self.caches = [torch.zeros(capacity, self.rows, 2 * self.D) for _ in model.decoder.layers]
+        self.memories = [torch.zeros(items * places, 2 * self.A) for _ in model.decoder.layers]
+        self.caches = [torch.zeros(capacity, self.rows, 2 * self.A) for _ in model.decoder.layers]
+        self.distances = None if model.target_bias is None else torch.zeros(self.heads, capacity)
+        self.encodes = self.encoder_serves(model)
         self.angles = None
         if config.positions == "rotary":
             reach = max(capacity, places) + 1
@@ -57,21 +61,20 @@ class CompiledTransformer:
             assert turns is not None
             self.angles = tuple(part.contiguous() for part in turns)
         self.packed: dict[Tensor, Tensor] = {}
-        before, each = self._encoder(model), self._decoder(model, capacity)
-        self.search = self.ops.Search(
-            kind, before, items * places, each, self.rows, self.beam, self.logits, self.lineage, self.items
-        )
+        self.barred = torch.zeros(model.vocab_size)
+        self.barred[list(getattr(model, "barred", ()))] = 1.0
+        searched = (self.beam, self.logits, self.lineage, self.items, self.barred if self.barred.any() else None)
+        before, each = self._encoder(model) if self.encodes else [], self._decoder(model, capacity)
+        self.search = self.ops.Search(kind, before, items * places, each, self.rows, *searched)
 
     @staticmethod
     def kind_of(model: Transformer) -> torch.dtype | None:
         """The type of all linear weights, if it is one that is served; None for a model that is not served."""
-        plain = not (model.causal or model.pointer or model.training or getattr(model, "ruled", False))
+        plain = not (model.causal or model.pointer or model.training) and getattr(model, "barred", ()) is not None
         config = model.config
         if not plain or not config.has_softmax or model.target_embedding.weight.dtype != torch.float32:
             return None
-        if (config.encoder_norm, config.norm_of_decoder) != ("layer", "layer"):
-            return None
-        if config.positions == "relative" or config.activation == "geglu" or config.attention_width != config.width:
+        if config.norm_of_decoder not in ("layer", "rms"):
             return None
         kinds = set()
         for part in model.modules():
@@ -83,14 +86,28 @@ class CompiledTransformer:
         known = len(kinds) == 1 and kinds <= {torch.float32, torch.bfloat16, torch.int8}
         return kinds.pop() if known and (places is None or places.weight.dtype is torch.float32) else None
 
+    @staticmethod
+    def encoder_serves(model: Transformer) -> bool:
+        """Whether the encoder too is in the compiled call; any other runs by itself before it."""
+        config = model.config
+        usual = config.encoder_norm == "layer" and config.attention_width == config.width
+        return usual and config.positions != "relative"
+
     def load(self, source: Padded) -> None:
         """Put sources where they are read; what is left of the buffers is a source of one symbol."""
         model = self._model()
         assert model is not None
         B, S = source.tokens.shape
-        x, positions = model.embed_source(source.tokens)
-        self.inputs.view(-1, self.places, self.D)[:B, :S] = x
-        self.positions.view(-1, self.places)[:B, :S] = positions
+        if self.encodes:
+            x, positions = model.embed_source(source.tokens)
+            self.inputs.view(-1, self.places, self.D)[:B, :S] = x
+            self.positions.view(-1, self.places)[:B, :S] = positions
+        else:
+            for memory, found in zip(self.memories, model.encode(source).memories, strict=True):
+                memory.view(-1, self.places, 2 * self.A)[:B, :S] = found.flatten(2)
+        if self.distances is not None and model.target_bias is not None:
+            steps = torch.arange(self.distances.size(1)).unsqueeze(0)
+            self.distances.copy_(model.target_bias(steps, steps[:, :1]).view_as(self.distances))
         self.lengths[:B] = source.lengths
         self.lengths[B:] = 1
         for weight, panels in self.packed.items():  # the weights may have changed
@@ -117,14 +134,18 @@ class CompiledTransformer:
         )
 
     def _norm(self, norm: nn.Module, x: Tensor, residual: Tensor, out: Tensor, total: Tensor) -> tuple:
-        assert isinstance(norm, nn.LayerNorm)
-        bias = 0 if norm.bias is None else norm.bias.detach()
-        return (self.ops.NORM, out, total, x, residual, norm.weight.detach(), bias, float(norm.eps), self.D)
+        if isinstance(norm, Normalisation):
+            norm = norm.layer
+        assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+        assert norm.eps is not None
+        bias = norm.bias.detach() if isinstance(norm, nn.LayerNorm) and norm.bias is not None else 0
+        kind = self.ops.NORM if isinstance(norm, nn.LayerNorm) else self.ops.RMS
+        return (kind, out, total, x, residual, norm.weight.detach(), bias, float(norm.eps), self.D)
 
     def _encoder(self, model: Transformer) -> list[tuple]:
         assert model.encoder is not None
         D, rows, ops = self.D, len(self.inputs), self.ops
-        streams = _Streams(rows, D, self.F, self.zeros[:rows])
+        streams = _Streams(rows, D, D, self.F, self.zeros[:rows])
         layers, program = model.encoder.each, []
         h, residual = self._first(layers[0], self.inputs, streams, program)
         for n, layer in enumerate(layers):
@@ -155,8 +176,8 @@ class CompiledTransformer:
         return program
 
     def _decoder(self, model: Transformer, capacity: int) -> list[tuple]:
-        D, ops, config = self.D, self.ops, model.config
-        streams = _Streams(self.rows, D, self.F, self.zeros[: self.rows])
+        D, A, ops, config = self.D, self.A, self.ops, model.config
+        streams = _Streams(self.rows, D, A, self.F, self.zeros[: self.rows])
         scale = float(config.width**0.5) if config.embedding_scale else 1.0
         table, vectors = model.target_embedding.weight.detach(), model.position_table(capacity)
         x = streams.inputs
@@ -168,32 +189,37 @@ class CompiledTransformer:
             x = streams.other
         layers = model.decoder.each
         h, residual = self._first(layers[0], x, streams, program)
-        factor = float((D // self.heads) ** -0.5)
+        factor = float((A // self.heads) ** -0.5)
         for n, layer in enumerate(layers):
             projected, read, cache = streams.projected, streams.read, self.caches[n]
             assert layer.cross is not None
             program.append(self._linear(layer.attention.project, h, projected))
             if self.angles is not None:
-                program.append((ops.ROTATE, projected, 3 * D * 4, 2 * self.heads, D // self.heads, *self.angles, 0))
-            program.append((ops.SCALE, projected, 3 * D * 4, D, factor))
-            program.append((ops.STORE, projected.data_ptr() + D * 4, 3 * D * 4, cache, self.rows, 2 * D))
-            each = (self.heads, D // self.heads)
-            program.append((ops.PAST, read, projected, 3 * D, cache, self.rows, self.lineage, capacity, *each))
+                program.append((ops.ROTATE, projected, 3 * A * 4, 2 * self.heads, A // self.heads, *self.angles, 0))
+            program.append((ops.SCALE, projected, 3 * A * 4, A, factor))
+            program.append((ops.STORE, projected.data_ptr() + A * 4, 3 * A * 4, cache, self.rows, 2 * A))
+            each = (self.heads, A // self.heads, 0 if self.distances is None else self.distances)
+            program.append((ops.PAST, read, projected, 3 * A, cache, self.rows, self.lineage, capacity, *each))
             program.append(self._linear(layer.attention.out, read, streams.change))
             following = layers[n + 1].attention_norm if n + 1 < len(layers) else model.decoder.norm
             norms = (layer.attention_norm, layer.cross_norm, layer.feedforward_norm, following)
             norms = norms[1:] if layer.first else norms[:3]
             h, residual = self._add(norms[0], streams, residual, layer.first, program)
             program.append(self._linear(layer.cross.query, h, streams.queries))
-            program.append((ops.SCALE, streams.queries, D * 4, D, factor))
-            keys_at = (self.memories[n], self.places * 2 * D, 2 * D)
-            both = self.heads << 32 | D // self.heads
+            program.append((ops.SCALE, streams.queries, A * 4, A, factor))
+            keys_at = (self.memories[n], self.places * 2 * A, 2 * A)
+            both = self.heads << 32 | A // self.heads
             program.append(
-                (ops.SOURCE, read, streams.queries, D, *keys_at, self.lengths, self.items, self.places, both)
+                (ops.SOURCE, read, streams.queries, A, *keys_at, self.lengths, self.items, self.places, both)
             )
             program.append(self._linear(layer.cross.out, read, streams.change))
             h, residual = self._add(norms[1], streams, residual, layer.first, program)
             h, residual = self._feed(layer, h, residual, norms[2], streams, program)
+        if model.block is not None:
+            program.append(self._linear(model.block[0], h, streams.change))
+            program.append((ops.GELU, streams.change, D))
+            program.append(self._norm(model.block[2], streams.change, streams.zeros, streams.h, streams.total))
+            h = streams.h
         program.append(self._linear(model.output, h, self.logits, bias=self.bias))
         self._kept_too = streams, vectors
         return program
@@ -217,7 +243,9 @@ class CompiledTransformer:
         program.append(self._linear(block.up, h, streams.inner, relu=block.activation == "relu"))
         if block.gate is not None:
             program.append(self._linear(block.gate, h, streams.gate))
-            program.append((ops.SWIGLU, streams.gate, streams.inner, self.F))
+            program.append(
+                ({"swiglu": ops.SWIGLU, "geglu": ops.GEGLU}[block.activation], streams.gate, streams.inner, self.F)
+            )
         elif block.activation != "relu":
             program.append(({"gelu": ops.GELU, "silu": ops.SILU}[block.activation], streams.inner, self.F))
         program.append(self._linear(block.down, streams.inner, streams.change))
@@ -227,10 +255,11 @@ class CompiledTransformer:
 class _Streams:
     """What the blocks of one side read and write, for so many rows."""
 
-    def __init__(self, rows: int, D: int, F: int, zeros: Tensor):
+    def __init__(self, rows: int, D: int, A: int, F: int, zeros: Tensor):
         self.zeros = zeros
-        self.inputs, self.other, self.h, self.total, self.change, self.read, self.queries = torch.zeros(7, rows, D)
-        self.projected, self.inner, self.gate = torch.zeros(rows, 3 * D), torch.zeros(rows, F), torch.zeros(rows, F)
+        self.inputs, self.other, self.h, self.total, self.change = torch.zeros(5, rows, D)
+        self.read, self.queries = torch.zeros(2, rows, A)
+        self.projected, self.inner, self.gate = torch.zeros(rows, 3 * A), torch.zeros(rows, F), torch.zeros(rows, F)
 
 
 def _readable(x: Tensor, kind: torch.dtype) -> bool:
@@ -259,5 +288,9 @@ def compiled_plan(model: Transformer, source: Padded) -> CompiledPlan | None:
     def make(items: int, width: int, capacity: int, k: int) -> CompiledTransformer:
         return CompiledTransformer(model, items, width, places, capacity, k)
 
-    shape, past = (places, kind, where, torch.get_num_threads()), 8 * config.width * config.decoder_layers
+    rules = getattr(model, "barred", ())
+    shape, past = (
+        (places, kind, where, rules, torch.get_num_threads()),
+        8 * config.attention_width * config.decoder_layers,
+    )
     return CompiledPlan(source.size, shape, most, past, make, source.part)

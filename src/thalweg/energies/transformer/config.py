@@ -32,8 +32,8 @@ class TransformerConfig:
     A decoder has one position at a time, and while training no position may see those after it. Batch and instance
     norm take means over positions, so they stand in the encoder alone, over real positions alone, and the decoder then
     has ``decoder_norm``. Batch norm uses its running statistics at inference, so that answers do not depend on what
-    else is in a batch. A causal model is a decoder and takes neither. Searches in one compiled call and in fixed
-    buffers know LayerNorm (the latter in the decoder alone); any other norm is searched in the ordinary way.
+    else is in a batch. A causal model is a decoder and takes neither. Searches in one compiled call know ``layer`` and
+    ``rms`` in the decoder, those in fixed buffers ``layer``; a decoder with any other is searched in the ordinary way.
 
     Attributes:
         kind: ``encoder-decoder``, or ``causal``: one decoder that reads source, bos and target in a row.
@@ -59,7 +59,7 @@ class TransformerConfig:
         embedding_norm: LayerNorm after the embeddings, whatever the other norms are.
         embedding_scale: embeddings times sqrt(width).
         max_positions: longest sequence of a model with learned positions.
-        output_bias: the output layer has a bias.
+        output_bias: the output layer has a bias; output_block: norm(gelu(W h + b)) comes before it, as in BERT.
         pointer: mix in copying of source symbols (See et al., 2017).
 
     >>> TransformerConfig(width=128).norm
@@ -93,6 +93,7 @@ class TransformerConfig:
     embedding_scale: bool = True
     max_positions: int = 1024
     output_bias: bool = True
+    output_block: bool = False
     pointer: bool = False
 
     def __post_init__(self) -> None:

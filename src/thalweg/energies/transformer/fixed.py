@@ -100,7 +100,7 @@ class FixedTransformer:
         plain = not (model.causal or model.pointer or model.training or getattr(model, "ruled", False))
         config = model.config
         known = config.has_softmax and config.norm_of_decoder == "layer" and config.attention_width == config.width
-        known &= config.positions != "relative" and config.activation != "geglu"
+        known &= config.positions != "relative" and config.activation != "geglu" and not config.output_block
         return plain and known and kind in (torch.float32, torch.bfloat16)
 
     def load(self, source: Padded, count: Tensor) -> None:

@@ -1,4 +1,4 @@
-r"""Checkpoints of Hugging Face (BART, mBART, Marian, T5, ByT5, mT5) as our own Transformer.
+r"""Checkpoints of Hugging Face (BART, mBART, Marian, T5, ByT5, mT5, BERT-to-BERT) as our own Transformer.
 
 Weights are copied, so that logits are equal, and so are the answers of a search where both are set alike:
 
@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from thalweg.energies.transformer.cache import TransformerState
-from thalweg.energies.transformer.families import bart, t5
+from thalweg.energies.transformer.families import bart, bert, t5
 from thalweg.energies.transformer.families.files import Names, read_json, read_weights
 from thalweg.energies.transformer.generation import GenerationRules, one_symbol, read_rules
 from thalweg.energies.transformer.model import Transformer
@@ -47,7 +47,7 @@ from thalweg.layers.padded import Padded
 
 __all__ = ["ConvertedTransformer", "from_huggingface"]
 
-_FAMILIES = {"bart": bart, "marian": bart, "mbart": bart, "t5": t5, "mt5": t5}
+_FAMILIES = {"bart": bart, "marian": bart, "mbart": bart, "t5": t5, "mt5": t5, "encoder-decoder": bert}
 
 
 class ConvertedTransformer(Transformer):
@@ -79,6 +79,11 @@ class ConvertedTransformer(Transformer):
         """Whether a rule changes what :meth:`step` of the bare model gives; else a search may go round it."""
         return self.rules.bind(self.last_step)
 
+    @property
+    def barred(self) -> tuple[int, ...] | None:
+        """Symbols that are barred at every step, where there is no other rule; None where there is."""
+        return self.rules.forbidden if not replace(self.rules, forbidden=()).bind(self.last_step) else None
+
     def begin(self, inputs: Padded) -> TransformerState:
         """Start B targets, one per source; what is said is kept where a rule looks back."""
         state = super().begin(inputs)
@@ -93,7 +98,7 @@ class ConvertedTransformer(Transformer):
 
 
 def from_huggingface(source: Any, *, bos: int | None = None) -> ConvertedTransformer:
-    r"""A Hugging Face BART, mBART, Marian, T5, ByT5 or mT5 with its weights, in evaluation mode and float32.
+    r"""A Hugging Face BART, mBART, Marian, T5, ByT5, mT5 or BERT-to-BERT with its weights, evaluating in float32.
 
     Args:
         source: a directory with ``config.json`` and ``model.safetensors`` (or its shards and their index;
@@ -140,11 +145,11 @@ def from_huggingface(source: Any, *, bos: int | None = None) -> ConvertedTransfo
         shape = family.shape(config, names)
     except KeyError as error:
         raise ConfigError(f"config.json: `{error.args[0]}` must be given for {kind}, got none; set it there") from None
-    ends = one_symbol(told, "eos_token_id")
+    ends, tensors = one_symbol(told, "eos_token_id"), dict(family.tensors(shape, config, names))
     model = ConvertedTransformer(
         shape,
-        source_size=names.embedding("encoder").size(0),
-        target_size=names.embedding("decoder").size(0),
+        source_size=tensors["source_embedding.weight"].size(0),
+        target_size=tensors["target_embedding.weight"].size(0),
         unk=None,
         pad=one_symbol(told, "pad_token_id"),
         bos=start,
@@ -152,7 +157,7 @@ def from_huggingface(source: Any, *, bos: int | None = None) -> ConvertedTransfo
         forbidden=(),
     )
     model.rules = read_rules(told, ends)
-    return _load(model, dict(family.tensors(shape, config, names)), names)
+    return _load(model, tensors, names)
 
 
 def _load(model: ConvertedTransformer, tensors: dict[str, Tensor], names: Names) -> ConvertedTransformer:

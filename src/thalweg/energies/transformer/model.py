@@ -126,6 +126,10 @@ class Transformer(nn.Module):
         nn.init.normal_(self.output.weight, std=config.width**-0.5)
         if config.tied:
             self.output.weight = self.target_embedding.weight
+        self.block = None
+        if config.output_block:
+            norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+            self.block = nn.Sequential(nn.Linear(config.width, config.width), nn.GELU(), norm)
         self.pointer = Pointer(config.width) if config.pointer else None
         self.dropout = Dropout(config.dropout)
         self._build_masks(source_size, features, (pad, bos) if forbidden is None else forbidden)
@@ -385,7 +389,7 @@ class Transformer(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """``(..., V)`` of decoder outputs ``(..., D)``, -inf where no symbol may stand; float32 at least."""
-        return widen(self.output(states)) + self.never
+        return widen(self.output(states if self.block is None else self.block(states))) + self.never
 
     def mixture(
         self, states: Tensor, contexts: Tensor, inputs: Tensor, weights: Tensor, copies: Tensor | None

@@ -6,9 +6,20 @@ do: some of the columns of a product, some of the rows of anything else.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from thalweg.kernels.cpu.decode_memory import float_at, float_of, gelu_at, index_at, put_float, put_index, silu_at
+from thalweg.kernels.cpu.decode_memory import (
+    float_at,
+    float_of,
+    gelu_at,
+    gelu_tanh_at,
+    index_at,
+    put_float,
+    put_index,
+    silu_at,
+)
 from thalweg.kernels.cpu.decoding import dot_at, exp_sum, mix_at, norm_at
 from thalweg.kernels.cpu.emitter import LANES
 from thalweg.kernels.cpu.few_rows import rows_by_weights
@@ -19,6 +30,7 @@ __all__ = [
     "TIMES",
     "WORDS",
     "embed",
+    "geglu",
     "gelu",
     "linear_byte",
     "linear_half",
@@ -26,6 +38,7 @@ __all__ = [
     "norm",
     "panels",
     "past",
+    "rms",
     "rotate",
     "scale",
     "silu",
@@ -100,12 +113,31 @@ def norm(op, rows, t, part, parts):
         norm_at(x + row, residual + row, weight, bias, eps, width, total + row, out + row)
 
 
-def _attend(query, addresses, count, values, heads, size, scores, room, out):
-    """One row over ``count`` keys at ``addresses``, their values ``values`` bytes on; ``scores`` is (heads, room)."""
+def rms(op, rows, t, part, parts):
+    """total = x + residual, out = total / sqrt(mean of squares + eps) * weight. Words as those of ``norm``."""
+    out, total, x, residual = index_at(op, 2), index_at(op, 3), index_at(op, 4), index_at(op, 5)
+    weight, eps, width = index_at(op, 6), float_of(index_at(op, 8)), index_at(op, 9)
+    for r in range(rows * part // parts, rows * (part + 1) // parts):
+        row = r * width * 4
+        for n in range(width):
+            put_float(total + row, n, float_at(x + row, n) + float_at(residual + row, n))
+        square = dot_at(total + row, total + row, width) / np.float32(width) + eps
+        # A row whose squares overflow is NaN, not 0: what has diverged must show.
+        factor = np.float32(1) / np.float32(math.sqrt(square)) + square * np.float32(0)
+        for n in range(width):
+            put_float(out + row, n, float_at(total + row, n) * factor * float_at(weight, n))
+
+
+def _attend(query, addresses, count, values, heads, size, scores, room, out, bias, apart):
+    """One row over ``count`` keys at ``addresses``, their values ``values`` bytes on; ``scores`` is (heads, room).
+
+    ``bias`` is 0, or where (heads, apart) numbers stand that are added to scores by how far back a key is.
+    """
     for s in range(count):
         for h in range(heads):
             key = index_at(addresses, s) + h * size * 4
-            put_float(scores, h * room + s, dot_at(query + h * size * 4, key, size))
+            score = dot_at(query + h * size * 4, key, size)
+            put_float(scores, h * room + s, score + float_at(bias, h * apart + count - 1 - s) if bias else score)
     for h in range(heads):
         offset, own = h * size * 4, scores + h * room * 4
         total = exp_sum(own, count)
@@ -116,11 +148,12 @@ def _attend(query, addresses, count, values, heads, size, scores, room, out):
 def past(op, rows, t, part, parts):
     """Attention over a row's own past.
 
-    Words: out, queries, their stride, cache of the layer, its rows, lineage, its stride, heads, size of one.
+    Words: out, queries, their stride, cache of the layer, its rows, lineage, its stride, heads, size of one, what
+    distances add (heads, stride of the lineage) or 0.
     """
     out, queries, query_stride, cache = index_at(op, 2), index_at(op, 3), index_at(op, 4), index_at(op, 5)
     held, lineage, capacity = index_at(op, 6), index_at(op, 7), index_at(op, 8)
-    heads, size = index_at(op, 9), index_at(op, 10)
+    heads, size, bias = index_at(op, 9), index_at(op, 10), index_at(op, 11)
     room = (capacity + LANES - 1) // LANES * LANES
     addresses = index_at(op, ROOM) + part * (heads * room * 4 + room * 8)
     width = heads * size
@@ -130,7 +163,7 @@ def past(op, rows, t, part, parts):
             put_index(addresses, s, cache + (s * held + source) * 2 * width * 4)
         _attend(
             *(queries + r * query_stride * 4, addresses, t + 1, width * 4, heads, size),
-            *(addresses + room * 8, room, out + r * width * 4),
+            *(addresses + room * 8, room, out + r * width * 4, bias, capacity),
         )
 
 
@@ -152,7 +185,7 @@ def source(op, rows, t, part, parts):
             put_index(addresses, s, memory + (item * item_stride + s * place_stride) * 4)
         _attend(
             *(queries + r * query_stride * 4, addresses, count, heads * size * 4, heads, size),
-            *(addresses + room * 8, room, out + r * heads * size * 4),
+            *(addresses + room * 8, room, out + r * heads * size * 4, 0, 0),
         )
 
 
@@ -183,6 +216,15 @@ def swiglu(op, rows, t, part, parts):
     gate, up, count = index_at(op, 2), index_at(op, 3), index_at(op, 4)
     low, high = rows * part // parts, rows * (part + 1) // parts
     silu_at(gate + low * count * 4, (high - low) * count)
+    for n in range(low * count, high * count):
+        put_float(up, n, float_at(up, n) * float_at(gate, n))
+
+
+def geglu(op, rows, t, part, parts):
+    """up = gelu(gate) * up. Words: gate, up, numbers a row."""
+    gate, up, count = index_at(op, 2), index_at(op, 3), index_at(op, 4)
+    low, high = rows * part // parts, rows * (part + 1) // parts
+    gelu_tanh_at(gate + low * count * 4, (high - low) * count)
     for n in range(low * count, high * count):
         put_float(up, n, float_at(up, n) * float_at(gate, n))
 

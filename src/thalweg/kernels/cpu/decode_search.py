@@ -43,7 +43,8 @@ __all__ = ["search"]
     CHOICES,  # room for the candidates of every part: 2 W + 1 scores and codes
     STRIDE,  # numbers from one row of the logits to the next
     PLACES,  # rows of the operations that stand for all places of all sources
-) = range(35)
+    BARRED,  # 0, or where a number a symbol stands that is not 0 for symbols that are never said
+) = range(36)
 # fmt: on
 
 
@@ -114,7 +115,7 @@ def _choose(table, item, slot, step, values, codes, most):
     """The ``most`` best continuations of an item, best first, into ``values`` and ``codes``; how many there are."""
     W, V, eos = index_at(table, WIDTH), index_at(table, SYMBOLS), index_at(table, EOS)
     early = step < index_at(table, LEAST)
-    logits, live = index_at(table, LOGITS), index_at(table, LIVE)
+    logits, live, barred = index_at(table, LOGITS), index_at(table, LIVE), index_at(table, BARRED)
     count = 0
     for w in range(W):
         before = float_at(live, item * W + w)
@@ -124,7 +125,7 @@ def _choose(table, item, slot, step, values, codes, most):
         normalise_at(row, V)
         for v in range(V):
             x = before + float_at(row, v)
-            if x == -np.inf or (early and v == eos):
+            if x == -np.inf or (early and v == eos) or (barred and float_at(barred, v) != 0):
                 continue
             # NaN comes before all, so that it is seen.
             if count == most and x <= float_at(values, count - 1):

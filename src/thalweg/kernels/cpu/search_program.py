@@ -26,7 +26,7 @@ __all__ = ["Search", "code", "pack", "unchanged"]
 
 # The kinds of operations; what each works on is told there. Products are of the kind of their weights.
 NORM, PAST, SOURCE, SCALE = operations.norm, operations.past, operations.source, operations.scale
-GELU, SILU, SWIGLU = operations.gelu, operations.silu, operations.swiglu
+GELU, SILU, SWIGLU, GEGLU, RMS = operations.gelu, operations.silu, operations.swiglu, operations.geglu, operations.rms
 STORE, EMBED, ROTATE = operations.store, operations.embed, operations.rotate
 LSTM, GRU, RESET, KEEP, ATTEND = cells.lstm, cells.gru, cells.reset, cells.keep, cells.attend
 COPY, FOLD, POWERS = encoders.copy, encoders.fold, encoders.powers
@@ -93,6 +93,7 @@ class Search:
         logits: (R, V), what the last operation of a step gives, with rows of any stride; lineage: (R, T) int64;
         sources: (R,) int64, the item of every row. Items that are done give up their rows, so that both change; in the
             first step row n is the one row of item n.
+        barred: (V,) numbers, not 0 at symbols that are never said; their probability goes to nobody.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Search:
         logits: Tensor,
         lineage: Tensor,
         sources: Tensor,
+        barred: Tensor | None = None,
     ):
         self.beam, self.lineage, self.sources = beam, lineage, sources
         self.rows_before, self.product = rows_before, _PRODUCTS[kind]
@@ -145,10 +147,11 @@ class Search:
             kernels.SOURCES: sources,
             kernels.SHARES: parts,
             kernels.CHOICES: self.choices,
+            kernels.BARRED: 0 if barred is None else barred,
         }
         for slot, value in fixed.items():
             self.table[slot] = _words(value)[0]
-        self.kept = logits, lineage, before, each  # what the addresses belong to
+        self.kept = logits, lineage, before, each, barred  # what the addresses belong to
         self._view(rows, items)
 
     def _view(self, rows: int, items: int) -> None:

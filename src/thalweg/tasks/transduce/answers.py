@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from thalweg.data import Symbols
-from thalweg.inference import Hypotheses
+from thalweg.inference import Hypotheses, Loop, loop_at_end
 from thalweg.tasks.transduce.codec import Codec, Piece
 
 __all__ = [
@@ -67,8 +67,17 @@ class Answer:
         """exp(log_prob)."""
         return math.exp(self.log_prob)
 
+    @property
+    def loop(self) -> Loop | None:
+        """The cycle of symbols that the answer ends in, where it goes round in circles.
+
+        >>> Answer("nononono", tuple("nononono"), -9.0, False).loop
+        Loop(cycle=('n', 'o'), times=4)
+        """
+        return loop_at_end(self.symbols)
+
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object; what was not asked for, or cannot be told, is left out.
+        """As a JSON object; what was not asked for, cannot be told, or is not there (a loop) is left out.
 
         >>> sorted(Answer("a", ("a",), 0.0, True).to_json())
         ['finished', 'log_prob', 'probability', 'share', 'text']
@@ -80,7 +89,9 @@ class Answer:
             "share": self.share,
             "finished": self.finished,
         }
-        more = {"optimal": self.optimal, "votes": self.votes, "attention": self.attention}
+        loop = self.loop
+        round_and_round = None if loop is None else {"cycle": list(loop.cycle), "times": loop.times}
+        more = {"optimal": self.optimal, "votes": self.votes, "loop": round_and_round, "attention": self.attention}
         return fields | {name: value for name, value in more.items() if value is not None}
 
 
