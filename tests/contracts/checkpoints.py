@@ -33,7 +33,7 @@ with warnings.catch_warnings():
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-__all__ = ["ARCHITECTURES", "PAIRS", "write_bert", "write_checkpoint", "write_pairs"]
+__all__ = ["ARCHITECTURES", "PAIRS", "transformers", "write_bert", "write_checkpoint", "write_pairs"]
 
 WORDS = ("cat", "dog", "sun", "tree", "bird", "fish", "stone", "river", "house", "night")
 PAIRS = tuple((f"the {a} sees the {b}", f"le {a[::-1]} voit le {b[::-1]}") for a in WORDS for b in WORDS[:4])
@@ -42,11 +42,20 @@ PAIRS = tuple((f"the {a} sees the {b}", f"le {a[::-1]} voit le {b[::-1]}") for a
 TEXTS = tuple(text for pair in PAIRS for text in pair)
 _T5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2}
 _BART = {
-    "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 64,
-    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "max_position_embeddings": 64,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
 }
 _BERT = {
-    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
     "max_position_embeddings": 64,
 }
 

@@ -263,9 +263,13 @@ class Transducer:
     def attend(self, pairs: Sequence[tuple[Piece, Answer]]) -> list[list[list[float]] | None]:
         """Where each answer looked: weights per answer symbol (end included) and source symbol.
 
-        None for a model without attention, and for an empty source.
+        None for a model without attention, for an empty source, and for an answer cut before its first symbol.
         """
-        real = [(source, answer) for source, answer in pairs if source]
+
+        def there(source: Piece, answer: Answer) -> bool:
+            return bool(source) and (answer.finished or bool(answer.symbols))
+
+        real = [(source, answer) for source, answer in pairs if there(source, answer)]
         if not real:
             return [None] * len(pairs)
         sources = self._padded([self.source.alphabet.encode(source) for source, _ in real], self.source)
@@ -282,7 +286,7 @@ class Transducer:
             weights[n, : len(answer), : len(source)].tolist()
             for n, ((source, _), answer) in enumerate(zip(real, answers, strict=True))
         )
-        return [next(matrices) if source else None for source, _ in pairs]
+        return [next(matrices) if there(source, answer) else None for source, answer in pairs]
 
 
 def search_of(run: str | Path) -> dict[str, Any]:
