@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -59,7 +59,7 @@ def evaluate(
     from thalweg.tasks.report import write_report
 
     task = task_of_run(run)
-    given = chosen.given | ({} if references == "each" else {"references": references})
+    given: dict[str, Any] = chosen.given | ({} if references == "each" else {"references": references})
     task.check_options(given)
     given |= {} if k is None else {"k": k}
     with Display() as display:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thalweg.data import Batch, Example
+from thalweg.data import Batch, Batches, Example
 from thalweg.data.datasets import unit_hash
 from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.energies.pretrained.hub import quietly
@@ -49,14 +49,13 @@ def train_masked(
     assert isinstance(model, PretrainedConfig)
     if (home / "encoder" / "config.json").is_file():
         return home / "encoder"
-    from thalweg.tasks.transduce.training import batches_of
-
     network = build_encoder(model, len(side.alphabet), side.special)
     held = [text for text in texts if unit_hash(" ".join(map(str, text))) < _HELD_OUT]
     kept = [text for text in texts if unit_hash(" ".join(map(str, text))) >= _HELD_OUT]
-    options = {"size": config.training.batch_size, "tokens": config.training.batch_tokens, "seed": config.training.seed}
-    batches = batches_of([Example(tuple(text), ()) for text in kept or texts], side, **options)
-    measured = batches_of([Example(tuple(text), ()) for text in held or texts], side, size=512, shuffle=False)
+    training, ends = config.training, {"pad": side.alphabet.pad, "end": side.alphabet.eos}
+    options = {"size": training.batch_size, "tokens": training.batch_tokens, "seed": training.seed, **ends}
+    batches = Batches([Example(tuple(text), ()) for text in kept or texts], **options)
+    measured = Batches([Example(tuple(text), ()) for text in held or texts], size=512, shuffle=False, **ends)
     masking = _Masking(model.masked_share, side)
     trainer = Trainer(
         _Masked(network),
