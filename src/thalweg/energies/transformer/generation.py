@@ -24,6 +24,7 @@ _NOT_TAKEN = {
     "exponential_decay_length_penalty": (None,),
     "sequence_bias": (None,),
     "guidance_scale": (None, 1, 1.0),
+    "early_stopping": (None, False, "never"),
     "do_sample": (None, False),
 }
 
