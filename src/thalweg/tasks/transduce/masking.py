@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,14 @@ def train_masked(
     network = build_encoder(model, len(side.alphabet), side.special)
     held = [text for text in texts if unit_hash(" ".join(map(str, text))) < _HELD_OUT]
     kept = [text for text in texts if unit_hash(" ".join(map(str, text))) >= _HELD_OUT]
-    training, ends = config.training, {"pad": side.alphabet.pad, "end": side.alphabet.eos}
-    options = {"size": training.batch_size, "tokens": training.batch_tokens, "seed": training.seed, **ends}
-    batches = Batches([Example(tuple(text), ()) for text in kept or texts], **options)
-    measured = Batches([Example(tuple(text), ()) for text in held or texts], size=512, shuffle=False, **ends)
+    training, made = config.training, partial(Batches, pad=side.alphabet.pad, end=side.alphabet.eos)
+    batches = made(
+        [Example(tuple(text), ()) for text in kept or texts],
+        size=training.batch_size,
+        tokens=training.batch_tokens,
+        seed=training.seed,
+    )
+    measured = made([Example(tuple(text), ()) for text in held or texts], size=512, shuffle=False)
     masking = _Masking(model.masked_share, side)
     trainer = Trainer(
         _Masked(network),
