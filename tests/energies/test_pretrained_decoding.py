@@ -286,6 +286,19 @@ def test_bad_input_is_one_line(variant: str, change: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("convert", [False, True])
+def test_symbols_that_are_none_are_named(convert: bool) -> None:
+    model = build("t5")
+    source, _ = sources(model)
+    for wrong in ({"bos": V}, {"rules": GenerationRules(forbidden=(V,))}, {"rules": GenerationRules(first=-1)}):
+        with pytest.raises(ConfigError, match=r"0 \.\.\. 19") as caught:
+            greedy(decoder_of(model, **wrong, convert=convert), source, max_length=3)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+    for wrong in ("folder", None, torch.nn.Linear(1, 1)):
+        with pytest.raises(ConfigError, match="must be an encoder-decoder that transformers has loaded"):
+            decoder_of(wrong, convert=convert)  # type: ignore[arg-type]
+
+
 def test_a_model_without_start_or_with_two_ends_is_refused() -> None:
     model = build("bert2bert")
     kept, model.generation_config.eos_token_id = model.generation_config.eos_token_id, [3, 4]

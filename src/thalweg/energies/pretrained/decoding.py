@@ -92,6 +92,7 @@ class PretrainedDecoder:
         last_step: int | None = None,
     ) -> None:
         told = settings_of(model)
+        self.vocab_size = _output_size(model)
         start = told.get("decoder_start_token_id") if bos is None else bos
         if start is None:
             raise ConfigError("config.json: `decoder_start_token_id` must be a symbol, got none; pass `bos`")
@@ -100,7 +101,10 @@ class PretrainedDecoder:
         self.eos, self.pad = one_symbol(told, "eos_token_id"), one_symbol(told, "pad_token_id")
         self.rules = read_rules(told, self.eos) if rules is None else rules
         self.last_step = last_step
-        self.vocab_size = _output_size(model)
+        for name, symbol in (("bos", self.bos), ("eos", self.eos)):
+            if not 0 <= symbol < self.vocab_size:
+                raise ConfigError(f"`{name}` must be 0 ... {self.vocab_size - 1} (vocab_size - 1), got {symbol}")
+        self.rules.check(self.vocab_size)
         config = self.model.config
         self._paired = config.model_type == "encoder-decoder"
         sides = (config.encoder, config.decoder) if self._paired else (config, config)
@@ -210,6 +214,7 @@ def decoder_of(
     ('converted to our Transformer', "the model's own modules and cache")
     """
     why = ""
+    settings_of(model)  # raises what it must
     if convert:
         kinds = {str(x.dtype).removeprefix("torch.") for x in model.parameters() if x.is_floating_point()}
         try:
@@ -235,6 +240,11 @@ def settings_of(model: PreTrainedModel) -> dict[str, Any]:
     >>> settings_of(T5ForConditionalGeneration(T5Config(**small)))["eos_token_id"]
     1
     """
+    if not (hasattr(model, "get_encoder") and hasattr(model, "config")):
+        raise ConfigError(
+            f"the model must be an encoder-decoder that transformers has loaded, got {type(model).__name__}; load it "
+            "with AutoModelForSeq2SeqLM or EncoderDecoderModel"
+        )
     generation = getattr(model, "generation_config", None)
     told = generation.to_dict() if generation is not None else {}
     return {**model.config.to_dict(), **{key: value for key, value in told.items() if value is not None}}
