@@ -72,7 +72,7 @@ def test_a_family_is_the_same_wherever_it_is_named(tmp_path, told, family):
     assert told(tmp_path / "config.yaml", "--out", tmp_path / "run") == by_python
     assert build_config(apply_overrides({"data": settings["data"]}, [f"family={family}"])) == by_python
     assert TransduceConfig(data=by_python.data, model=FAMILIES[family]()) == by_python
-    preset = "transformer" if family == "transformer" else "lstm-attention"
+    preset = "lstm-attention" if family == "recurrent" else family
     assert build_config(apply_overrides(PRESETS[preset], ["train=x.tsv"])) == by_python
     for key, value in FAMILY_TRAINING[family].items():
         assert getattr(by_python.training, key) == value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,7 +28,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    k: Annotated[int, typer.Option("--k", min=1, max=ANSWERS, help="Answers per source.")] = 5,
+    k: Annotated[int | None, typer.Option("--k", min=1, max=ANSWERS, help="Answers per source; 5 as a rule.")] = None,
     references: Annotated[
         References,
         typer.Option(help="each: every line counts; any: every source once, any of its targets is right."),
@@ -59,12 +59,11 @@ def evaluate(
     from thalweg.tasks.report import write_report
 
     task = task_of_run(run)
-    given = chosen.given | ({} if references == "each" else {"references": references})
+    given: dict[str, Any] = chosen.given | ({} if references == "each" else {"references": references})
     task.check_options(given)
+    given |= {} if k is None else {"k": k}
     with Display() as display:
-        result = task.evaluate(
-            run, test, k=k, name=name, device=chosen.device, root=data_root, listener=display, **given
-        )
+        result = task.evaluate(run, test, name=name, device=chosen.device, root=data_root, listener=display, **given)
     report = write_report(result.directory.parents[1])
     if as_json:
         use_utf8()

@@ -119,9 +119,12 @@ class Display:
             f"epoch {epoch:>{len(str(self._epochs))}}/{self._epochs or '?'}",
             f"loss {event['loss']:.4f}",
         ]
-        parts.append("dev " + metrics_line(event["dev"], self.names))
+        if event["dev"]:
+            parts.append("dev " + metrics_line(event["dev"], self.names))
         if f"{self._unit}_per_second" in event:
             parts.append(f"{event[f'{self._unit}_per_second']:,.0f} {self._unit}/s")
+        if event.get("memory"):
+            parts.append(f"{event['memory'] / 2**30:.1f} GiB")
         parts.append(f"{duration(event['seconds'])} so far")
         if self._epochs > epoch:
             parts.append(f"{duration(event['seconds'] / epoch * (self._epochs - epoch))} left")

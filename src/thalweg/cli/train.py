@@ -92,6 +92,7 @@ def train(
       thalweg train --data train.tsv --model gru-attention hidden=256 epochs=30
       thalweg train --data train.tsv --model transformer batch_tokens=4000 epochs=100
       thalweg train --data inflection.tsv --model transformer
+      thalweg train --data train.tsv --model pretrained checkpoint=byt5-small learning_rate=0.001
       thalweg train config.yaml learning_rate=0.001 --seed 2
       thalweg train --data train.tsv --watch gradients encoder_layers=8
       thalweg train --resume --out runs/names

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from thalweg.data.text.readers import Pair, PairFile, read_pairs
+from thalweg.data.text.readers import Pair, PairFile, read_pairs, read_sources
 from thalweg.errors import ConfigError, DataError, MissingDependencyError, nearest
 
 __all__ = ["IMAGE_FILES", "DatasetInfo", "find_data", "list_datasets", "load_dataset", "unit_hash"]
@@ -22,6 +22,10 @@ G2P_LANGUAGES = {
 
 # What stands between the name of a data set and its splits in the paths of its files; a slash elsewhere.
 _AFTER = {"g2p": "_", "ud": "-"}
+# Parallel text: the languages of source and target, and the file of each split below the folder of external data.
+_PARALLEL = {
+    "multi30k": (("en", "fr"), {"train": "train", "dev": "val", "test": "test_2016_flickr"}),
+}
 
 # Image data sets and their file below the folder of external data.
 IMAGE_FILES = {"intel": "intel/intel48.zip"}
@@ -59,7 +63,7 @@ def list_datasets(root: Path | None = None) -> tuple[DatasetInfo, ...]:
         root: the folder with the external data; ``None`` means that which ``THALWEG_DATA`` names.
 
     >>> [info.name for info in list_datasets()][:3]
-    ['cmudict', 'ar2en', 'g2p/high/eng_us']
+    ['cmudict', 'ar2en', 'multi30k']
     """
     cmudict = DatasetInfo(
         name="cmudict",
@@ -98,7 +102,24 @@ def list_datasets(root: Path | None = None) -> tuple[DatasetInfo, ...]:
         available=_there("ud/atis", ("train", "dev"), root),
         kind="sentences",
     )
-    return (cmudict, ar2en, *g2p, *_images(root), atis)
+    return (cmudict, ar2en, _multi30k(root), *g2p, *_images(root), atis)
+
+
+def _multi30k(root: Path | None) -> DatasetInfo:
+    folder, files = _root(root), [file for split in _PARALLEL["multi30k"][1] for file in _sides("multi30k", split)]
+    return DatasetInfo(
+        name="multi30k",
+        description="captions of pictures, English and French",
+        source="Multi30k, github.com/multi30k/dataset",
+        licence="none stated",
+        splits=("train", "dev", "test"),
+        available=folder is not None and all((folder / file).is_file() for file in files),
+    )
+
+
+def _sides(name: str, split: str) -> list[str]:
+    languages, files = _PARALLEL[name]
+    return [f"{name}/{files[split]}.{language}" for language in languages]
 
 
 def _images(root: Path | None) -> tuple[DatasetInfo, ...]:
@@ -149,7 +170,21 @@ def load_dataset(name: str, split: str = "train", *, stress: bool = False, root:
         raise ConfigError(f"data set {name} has no split {split!r}; {nearest(split, splits)}")
     if name == "cmudict":
         return _cmudict(split, stress)
+    if name in _PARALLEL:
+        return _parallel(name, split, root)
     return read_pairs(find_data(_file(name, split), root))
+
+
+def _parallel(name: str, split: str, root: Path | None) -> PairFile:
+    """Two files with a text a line, side by side; a pair with an empty side is left out."""
+    places = [find_data(file, root) for file in _sides(name, split)]
+    sources, targets = ([text for _, text in read_sources(place)] for place in places)
+    if len(sources) != len(targets):
+        raise DataError(
+            f"{places[1]}: expected {len(sources)} lines as in {places[0].name}, got {len(targets)}; get both again"
+        )
+    lines = enumerate(zip(sources, targets, strict=True), 1)
+    return PairFile(f"{name}:{split}", tuple(Pair(*pair, line) for line, pair in lines if all(pair)))
 
 
 def find_data(name: str | Path, root: Path | None = None) -> Path:

@@ -39,6 +39,8 @@ from thalweg.energies.kernel_machine.strings import Spectrum, Subsequence
 from thalweg.energies.kernel_machine.vectors import RBF, Linear, Polynomial, kernel_named
 from thalweg.energies.latent import Answers, BranchEnergy, CircleEnergy, LatentEnergy, free_energy
 from thalweg.energies.mixture.model import DegenerateComponentWarning, GaussianMixture
+from thalweg.energies.pretrained.config import PretrainedConfig
+from thalweg.energies.pretrained.model import Pretrained
 from thalweg.energies.score_space import ScoreSpace, fisher_kernel, fisher_vector
 from thalweg.energies.selection import Choice, choose_size
 from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
@@ -94,6 +96,8 @@ __all__ = [
     "PostTransform",
     "Prediction",
     "Prepared",
+    "Pretrained",
+    "PretrainedConfig",
     "Product",
     "Retrieval",
     "Scaled",

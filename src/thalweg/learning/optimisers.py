@@ -46,6 +46,7 @@ def build_optimiser(
     decay: Decayed = "matrices",
     momentum: float = 0.0,
     beta2: float = 0.999,
+    layer_decay: float = 1.0,
     fused: bool = True,
 ) -> torch.optim.Optimizer:
     """Torch's own optimiser of that name, over the groups of :func:`decay_groups`.
@@ -58,6 +59,8 @@ def build_optimiser(
         decay: what it acts on.
         momentum: of ``sgd`` alone.
         beta2: of the two Adams: decay of the mean of squared gradients.
+        layer_decay: the rate of a layer is that of the one above times this; the model's ``depths()`` tell which. A
+            group's share of the rate is its ``scale``.
         fused: one kernel for all parameters of a group.
 
     >>> build_optimiser("adam_l2", [nn.Parameter(torch.zeros(2))], learning_rate=1e-3).defaults["lr"]
@@ -67,6 +70,8 @@ def build_optimiser(
     [('matrices', 0.1), ('vectors', 0.0)]
     """
     groups = decay_groups(parameters, weight_decay, decay)
+    if layer_decay != 1:
+        groups = _by_depth(groups, parameters, layer_decay)
     shared: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay, "fused": fused}
     if name == "sgd":
         return torch.optim.SGD(groups, momentum=momentum, **shared)
@@ -117,6 +122,23 @@ def decay_groups(
         for group, places in members.items()
         if places
     ]
+
+
+def _by_depth(groups: list[dict[str, Any]], model: Any, layer_decay: float) -> list[dict[str, Any]]:
+    """The groups cut further, by how deep their parameters are."""
+    if not hasattr(model, "depths"):
+        raise ConfigError("training.layer_decay is of pretrained models, got another; leave it out")
+    named = {id(p): name for name, p in model.named_parameters()}
+    depths: dict[str, int] = model.depths()
+    result = []
+    for group in groups:
+        members: dict[int, list[int]] = {}
+        for place, p in enumerate(group["params"]):
+            members.setdefault(depths[named[id(p)]], []).append(place)
+        for depth, places in sorted(members.items()):
+            own = {key: [group[key][place] for place in places] for key in ("params", "places")}
+            result.append({**group, **own, "name": f"{group['name']} {depth}", "scale": layer_decay**depth})
+    return result
 
 
 def _spared(model: nn.Module) -> set[int]:

@@ -57,10 +57,13 @@ class TrainerConfig:
     Attributes:
         epochs: passes over the training data at most; 0 means 20, and more where those are under 4,000 steps (or
             five times the warm-up where that is more).
-        batch_size: items per step.
+        batch_size: items of a batch.
+        accumulate: batches per step: the gradient is that of one large batch.
         optimiser: ``sgd``, ``adam_l2`` (L2 in the gradient) or ``adamw`` (decoupled decay).
         learning_rate, weight_decay, momentum: as torch's optimiser of that name.
         decay: what the decay acts on: ``matrices`` (not norms, biases and other vectors) or ``all`` parameters.
+        layer_decay: the learning rate of a layer is that of the one above it times this; embeddings have the lowest. Of
+            pretrained models.
         beta2: of ``adam_l2`` and ``adamw``: decay of the mean of squared gradients, the second of torch's ``betas``.
         clip: largest norm of the whole gradient; 0 leaves it alone.
         schedule: ``constant``, ``plateau``, ``inverse_sqrt`` or ``cosine``; warmup: steps of linear rise before it.
@@ -70,6 +73,7 @@ class TrainerConfig:
             0 keeps the plain weights.
         metric: dev metric that chooses the best model.
         patience: epochs without improvement before stopping; 0 never stops early.
+        evaluate_every: epochs from one measurement on the dev data to the next; the last is always measured.
         seed: of everything random.
         precision: ``32-true``, ``bf16-mixed`` or ``16-mixed``.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
@@ -85,11 +89,13 @@ class TrainerConfig:
 
     epochs: int = 0
     batch_size: int = 32
+    accumulate: int = 1
     optimiser: OptimiserName = "adamw"
     learning_rate: float = 3e-3
     weight_decay: float = 0.1
     decay: Decayed = "matrices"
     momentum: float = 0.0
+    layer_decay: float = 1.0
     beta2: float = 0.999
     clip: float = 1.0
     schedule: ScheduleName = "cosine"
@@ -100,6 +106,7 @@ class TrainerConfig:
     average: float = 0.999
     metric: str = "loss"
     patience: int = 0
+    evaluate_every: int = 1
     seed: int = 0
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -108,7 +115,7 @@ class TrainerConfig:
     checkpoint_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self._check(1, COUNT, "batch_size", "checkpoint_every")
+        self._check(1, COUNT, "batch_size", "checkpoint_every", "accumulate", "evaluate_every")
         self._check(0, COUNT, "epochs", "warmup", "patience", "plateau_patience")
         self._check(0, SEED, "seed")
         self._check(0, _THREADS, "threads")
@@ -121,6 +128,8 @@ class TrainerConfig:
         for name in ("plateau_factor", "beta2"):
             if not 0 < getattr(self, name) < 1:
                 raise ConfigError(f"training.{name} must be in (0, 1), got {getattr(self, name)}")
+        if not 0 < self.layer_decay <= 1:
+            raise ConfigError(f"training.layer_decay must be in (0, 1], got {self.layer_decay}")
         metric_direction(self.metric)
 
     def _check(self, least: float, most: float, *names: str, whole: bool = True) -> None:
@@ -144,6 +153,7 @@ class TrainerConfig:
         >>> TrainerConfig(epochs=3).planned(40).epochs
         3
         """
+        batches = -(-batches // self.accumulate)
         aim = max(4000, 5 * self.warmup)
         return replace(self, epochs=self.epochs or min(aim // 20, max(20, math.ceil(aim / max(1, batches)))))
 

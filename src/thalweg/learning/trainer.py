@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.files import making_sense
+from thalweg.learning.accumulation import Accumulated, Parts
 from thalweg.learning.checkpoint import (
     LAST,
     MODEL,
@@ -31,6 +31,7 @@ from thalweg.learning.optimisers import (
     build_optimiser,
     learning_rate_factor,
 )
+from thalweg.learning.progress import Progress
 from thalweg.learning.settings import Moment, TrainerConfig
 from thalweg.metrics import metric_direction
 
@@ -69,68 +70,6 @@ class Watch(Protocol):
     def finish(self) -> dict[str, Any]:
         """After the optimiser's step."""
         ...
-
-
-@dataclass
-class Progress:
-    """How far a training run is; everything a resumed run needs besides tensors.
-
-    >>> Progress(epoch=2).better(0.2, higher=True)
-    True
-    """
-
-    epoch: int = 0
-    batch: int = 0
-    step: int = 0
-    loss_sum: float = 0.0
-    loss_count: float = 0.0
-    norm_sum: float = 0.0
-    norm_count: int = 0
-    seconds: float = 0.0
-    epoch_seconds: float = 0.0
-    data_seconds: float = 0.0
-    waited: int = 0
-    best_epoch: int = 0
-    best_value: float | None = None
-    best_loss: float | None = None
-    best_metrics: dict[str, float] = field(default_factory=dict)
-    plateau: list[float] = field(default_factory=lambda: [1.0, 0])
-    finished: str = ""
-
-    @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> Progress:
-        """What a checkpoint holds, of the right types and ranges; else a ``ValueError``.
-
-        >>> Progress.from_json({"epoch": 2}).epoch
-        2
-        """
-        progress = cls(**stored)
-        for name, usual in vars(cls()).items():
-            value = getattr(progress, name)
-            known = usual is None if value is None else _like(value, 0.0 if usual is None else usual)
-            if not known:
-                raise ValueError(f"progress.{name} cannot be {str(value)[:40]}")
-        if len(progress.plateau) != 2 or not all(_like(each, 0.0) and 0 <= each < 2**63 for each in progress.plateau):
-            raise ValueError("progress.plateau must be two numbers")
-        return progress
-
-    def better(self, value: float, *, higher: bool, loss: float | None = None) -> bool:
-        """Whether ``value`` beats the best so far; a tie goes to the lower ``loss``, NaN never wins."""
-        if math.isnan(value):
-            return False
-        if self.best_value is None or value == self.best_value:
-            before = math.inf if self.best_loss is None else self.best_loss
-            return self.best_value is None or (loss is not None and loss < before)
-        return value > self.best_value if higher else value < self.best_value
-
-
-def _like(value: object, usual: object) -> bool:
-    """Whether a stored value is of the kind of a usual one; whole numbers are no larger than tensors can hold."""
-    if isinstance(value, bool) or (isinstance(value, int) and abs(value) >= 2**63):
-        return False
-    if isinstance(usual, float):
-        return isinstance(value, int | float)
-    return isinstance(value, type(usual)) and (not isinstance(value, int) or value >= 0)
 
 
 class Trainer:
@@ -201,6 +140,7 @@ class Trainer:
             decay=config.decay,
             momentum=config.momentum,
             beta2=config.beta2,
+            layer_decay=config.layer_decay,
             # Loss scaling must unscale before clipping, which a fused step would do itself.
             fused=config.precision != "16-mixed",
         )
@@ -235,6 +175,8 @@ class Trainer:
         ``resume`` goes on from ``last.safetensors``, or from the :class:`Checkpoint` ``self.last`` where it was read.
         """
         self.config = self.config.planned(len(batches))
+        if self.config.accumulate > 1:
+            batches = Accumulated(batches, self.config.accumulate)
         if resume:
             self._restore()
         plateau = Plateau(factor=self.config.plateau_factor, patience=self.config.plateau_patience)
@@ -277,29 +219,46 @@ class Trainer:
         config, progress = self.config, self.progress
         factor = plateau * learning_rate_factor(config.schedule, progress.step, warmup=config.warmup, total=total)
         for group in self.optimiser.param_groups:
-            group["lr"] = config.learning_rate * factor
+            group["lr"] = config.learning_rate * factor * group.get("scale", 1.0)
         self._moment = Moment(progress.epoch, progress.step, progress.step / max(1, total - 1))
         watch = self.watch if self.watch is not None and progress.step % self.watch.every == 0 else None
         if watch is not None:
             watch.begin(self.raw)
-        summed, terms = self.loss(self.model, batch, self._moment)
-        self._taught = summed.requires_grad
+        summed, terms = self._gradients(batch)
         if not self._taught:
             self._count(summed, None, terms)
             return
-        self.optimiser.zero_grad(set_to_none=True)
-        self.fabric.backward(summed / terms)
         if watch is not None:
             watch.gradients(self._scale())
         norm = self._clip(config.clip) if config.clip else None
-        self._count(summed.detach(), norm, terms)
+        self._count(summed, norm, terms)
         self.optimiser.step()
         if watch is not None:
-            value = float(summed.detach()) / terms
+            value = float(summed) / terms
             event = {"event": "gradients", "epoch": progress.epoch + 1, "step": progress.step, "loss": value}
             self.listener(event | watch.finish())
         if self.average:
             self._update_average()
+
+    def _gradients(self, batch: Any) -> tuple[Tensor, int]:
+        """The sum of losses and the number of terms of a step; gradients of their ratio, where there are any."""
+        first, *others = batch if isinstance(batch, Parts) else (batch,)
+        summed, terms = self.loss(self.model, first, self._moment)
+        self._taught = summed.requires_grad
+        if not self._taught:
+            return summed, terms
+        self.optimiser.zero_grad(set_to_none=True)
+        self.fabric.backward(summed / terms)
+        summed, scale = summed.detach(), terms
+        for part in others:  # one graph at a time: that is what it saves memory by
+            more, count = self.loss(self.model, part, self._moment)
+            self.fabric.backward(more / scale)
+            summed, terms = summed + more.detach(), terms + count
+        if others:
+            for p in self._parameters:
+                if p.grad is not None:
+                    p.grad.mul_(scale / terms)
+        return summed, terms
 
     def _count(self, summed: Tensor, norm: Tensor | None, terms: int) -> None:
         """Add a step's loss and gradient norm to those of the epoch."""
@@ -354,12 +313,15 @@ class Trainer:
         if not (self.directory / LAST).exists():
             self._save_last()  # a model is never there without what its training goes on from
         self.raw.eval()
-        with self._averaged_weights(), torch.no_grad():
-            metrics = self.evaluate(self.raw)
-            best = self._keep_if_best(metrics)
+        due = (progress.epoch + 1) % self.config.evaluate_every == 0 or progress.epoch + 1 >= self.config.epochs
+        metrics, best = {}, False
+        if due:
+            with self._averaged_weights(), torch.no_grad():
+                metrics = self.evaluate(self.raw)
+                best = self._keep_if_best(metrics)
+            progress.waited = 0 if best else progress.waited + self.config.evaluate_every
         progress.epoch += 1
-        progress.waited = 0 if best else progress.waited + 1
-        if self.config.schedule == "plateau":
+        if self.config.schedule == "plateau" and due:
             plateau.update(best)
             progress.plateau = [plateau.current, plateau.waited]
         progress.seconds += progress.epoch_seconds + time.perf_counter() - began
@@ -400,6 +362,7 @@ class Trainer:
             "seconds": progress.seconds,
             "train_seconds": progress.epoch_seconds,
             "data_seconds": progress.data_seconds,
+            "memory": peak_memory(self.device),
             "dev": metrics,
             "best": best,
         }
@@ -476,6 +439,21 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes that tensors on an accelerator, or this process on the CPU, have held so far; 0 where none can tell.
+
+    >>> peak_memory(torch.device("cpu")) >= 0
+    True
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def resolve_device(name: str) -> str:

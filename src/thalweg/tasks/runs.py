@@ -16,7 +16,8 @@ from torch import Tensor, nn
 import thalweg
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.files import append, making_sense, write_atomically, writing
-from thalweg.learning.checkpoint import LAST, MODEL, Checkpoint, load_checkpoint
+from thalweg.learning.checkpoint import LAST, MODEL, Checkpoint, load_checkpoint, save_checkpoint
+from thalweg.learning.progress import Progress
 from thalweg.learning.settings import TrainingConfig
 from thalweg.learning.trainer import Trainer
 from thalweg.limits import without_memory
@@ -37,12 +38,13 @@ __all__ = [
 T = TypeVar("T")
 
 # The rest of `training` (epochs, patience, learning rate ...) may change: it only shapes what is to come.
-FIXED = ("batch_size", "batch_tokens", "optimiser", "decay", "average", "seed", "precision")
+FIXED = ("batch_size", "batch_tokens", "accumulate", "optimiser", "decay", "average", "seed", "precision")
 # What a run was that was begun before it could be said; a setting that is not here may be anything in such a run.
 UNSAID = {
     "model.family": "recurrent",
     "model.attention_map": "softmax",
     "training.batch_tokens": 0,
+    "training.accumulate": 1,
     "training.decay": "all",
 }
 # Of these, what has another default now: a run's own `config.yaml` without it means what it then was.
@@ -140,6 +142,24 @@ class RunLog:
         progress = trainer.fit(batches, resume=resume)
         best = (progress.best_epoch, progress.best_metrics)
         return TrainResult(self.path.parent, progress.finished, *best, progress.seconds)
+
+    def adopt(
+        self, model: nn.Module, config: Any, meta: dict[str, Any], facts: dict[str, Any], **told: Any
+    ) -> TrainResult:
+        """Make a model that has nothing to train a run, as it is."""
+        out = self.path.parent
+        self.open(to_yaml(config), meta, resume=False)
+        lines = [*told.pop("lines", ()), "frozen  nothing is trained: the model is used as it comes"]
+        start = {"event": "start", "version": thalweg.__version__, "torch": torch.__version__, "device": "cpu"}
+        start |= {"parameters": 0, **facts, "epochs": 0, "resumed": False}
+        end = {"event": "end", "reason": "frozen", "best_epoch": 0, "best": {}, "seconds": 0.0}
+        progress = vars(Progress(finished="frozen"))
+        save_checkpoint(out / LAST, Checkpoint({}, {**meta, "progress": progress}))
+        save_checkpoint(out / MODEL, Checkpoint(dict(model.state_dict()), {**meta, "epoch": 0, "metrics": {}}))
+        append(self.path, "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in (start, end)))
+        if self.listener:
+            self.listener({**start, "lines": lines, **told})
+        return TrainResult(out, "frozen", 0, {}, 0.0)
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Log one event."""

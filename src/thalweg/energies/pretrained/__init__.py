@@ -1,1 +1,1 @@
-"""Pretrained encoder-decoders of Hugging Face."""
+"""Encoder-decoders of Hugging Face: loaded or built, trained and searched like any other energy."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
+from thalweg.data.text.subwords import SubwordKind
 from thalweg.energies.seq2seq.model import Seq2SeqConfig
 from thalweg.errors import ConfigError
 from thalweg.learning.settings import TrainingConfig
-from thalweg.limits import check_choices
+from thalweg.limits import WIDTH, check_choices, check_numbers
 from thalweg.tasks.config import learnt_with
 from thalweg.tasks.transduce.presets import FAMILIES, FAMILY_TRAINING, PRESETS, ModelConfig
 from thalweg.tasks.transduce.search_settings import SearchConfig
 
 __all__ = ["DataConfig", "TransduceConfig"]
 
-Splitting = Literal["auto", "characters", "graphemes", "spaced"]
+Splitting = Literal["auto", "characters", "graphemes", "spaced", "subwords"]
 Normalising = Literal["auto", "nfc", "nfd", "none"]
 
 
@@ -26,7 +27,9 @@ class DataConfig:
     Attributes:
         train, dev: a TSV file (``.gz`` too), or ``NAME:SPLIT`` of an embedded or known data set (``cmudict:train``).
         held_out: without ``dev``, this share of the training sources is kept apart as dev data.
-        source_symbols, target_symbols: ``auto``, ``characters``, ``graphemes`` or ``spaced``.
+        source_symbols, target_symbols: ``auto``, ``characters``, ``graphemes``, ``spaced`` or ``subwords``, which are
+            learnt from the training pairs.
+        vocabulary: subwords at most; subwords: ``bpe`` or ``unigram``.
         source_normalise, target_normalise: Unicode form ``nfc``, ``nfd`` or ``none``; ``auto`` is NFC except where
             composition would hide the letters (Korean syllables).
         features: ``auto`` reads a third column of tags (``V;PST``) where the training file has one; ``none`` expects
@@ -44,8 +47,11 @@ class DataConfig:
     target_symbols: Splitting = "auto"
     target_normalise: Normalising = "auto"
     features: Literal["auto", "none"] = "auto"
+    vocabulary: int = 8000
+    subwords: SubwordKind = "bpe"
 
     def __post_init__(self) -> None:
+        check_numbers(self, "data", 1, WIDTH, "vocabulary")
         if not 0 < self.held_out < 1:
             raise ConfigError(f"data.held_out must be in (0, 1), got {self.held_out}")
         check_choices(self, "data")
@@ -56,8 +62,8 @@ class TransduceConfig:
     """Everything about a transduction run; ``search`` is the one used to measure on the dev data while training.
 
     In plain settings ``model`` may be the name of a preset (``model: causal``), or a section that names its ``family``:
-    ``recurrent``, which it is without a name, or ``transformer``. What ``training`` does not say is what the family
-    learns with.
+    ``recurrent``, which it is without a name, ``transformer`` or ``pretrained``. What ``training`` does not say is what
+    the family learns with.
 
     >>> TransduceConfig(data=DataConfig(train="train.tsv")).model.cell
     'lstm'

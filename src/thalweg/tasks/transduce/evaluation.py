@@ -131,9 +131,9 @@ def evaluate(
         raise ConfigError(f"references must be `each` or `any`, got `{references}`")
     if name is not None:
         check_name(name, "the name of an evaluation")
-    how = how or SearchConfig(search="beam")
-    k = 1 if how.search in ("greedy", "exact") else k
     transducer = open_runs([run, *ensemble], vote=vote, precision=precision, device=device)
+    how = how or transducer.usual
+    k = 1 if how.search in ("greedy", "exact") else k
     pairs = open_pairs(spec, root, features=transducer.featured)
     items = _items(pairs, references)
     began = time.perf_counter()
@@ -144,9 +144,9 @@ def evaluate(
     if how.search == "exact" and not vote:
         beam = _predict(transducer, items, 1, dataclasses.replace(how, search="beam"), None)
         exact = OptimalityReport.compare(_first(predictions), _first(beam), width=how.width)
-    split = transducer.target.symbols.split
-    answers = [[answer.symbols for answer in p.answers] for p in predictions]
-    gold = [[split(text) for text in item.references] for item in items]
+    side = transducer.target
+    answers = [[side.counted(answer.symbols) for answer in p.answers] for p in predictions]
+    gold = [[side.units(text) for text in item.references] for item in items]
     ks = sorted({n for n in (3, 5, 10, k) if 1 < n <= k})
     scores = score_strings(answers, gold, ks=ks, words=words_of(transducer.target, pairs.targets()))
     if transducer.target.symbols.kind == "spaced":
@@ -248,7 +248,7 @@ def _write_tables(
     gold: list[list[tuple[str, ...]]],
     transducer: Transducer,
 ) -> None:
-    join = transducer.target.symbols.join
+    join = transducer.target.join_units
     rows = ["source\treferences\tprediction\tedits\n"]
     for mistake in worst(answers, gold, limit=200):
         item = items[mistake.item]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from thalweg.energies.pretrained.config import PretrainedConfig
+from thalweg.energies.pretrained.model import Pretrained
 from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
-from thalweg.energies.transformer.model import Transformer
+from thalweg.energies.transformer.model import Transformer, TransformerConfig
 from thalweg.inference.search.protocol import Autoregressive
 from thalweg.layers.low_precision import Precision, reduce_precision
 from thalweg.layers.padded import Padded
@@ -19,8 +22,9 @@ from thalweg.limits import check_fits
 from thalweg.tasks.runs import check_size
 from thalweg.tasks.transduce.codec import Codec
 from thalweg.tasks.transduce.config import TransduceConfig
+from thalweg.tasks.transduce.pretrained import build_pretrained, restore_pretrained
 
-__all__ = ["SequenceModel", "build_model", "device_of_model", "load_model", "with_precision"]
+__all__ = ["SequenceModel", "build_model", "device_of_model", "load_model", "longest_answer", "with_precision"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -53,12 +57,13 @@ def device_of_model(model: SequenceModel) -> torch.device:
 
 
 def build_model(
-    config: TransduceConfig, source: Codec, target: Codec, *, trained: bool = False
-) -> Seq2Seq | Transformer:
-    """A fresh model of the config's family and shape for the two alphabets.
+    config: TransduceConfig, source: Codec, target: Codec, *, trained: bool = False, masked: Path | None = None
+) -> Seq2Seq | Transformer | Pretrained:
+    """A model of the config's family and shape for the two alphabets: fresh, or of a checkpoint.
 
     One that the memory cannot hold, with what training adds where it is to be ``trained`` there, is an
-    :class:`~thalweg.errors.OutOfMemoryError` before anything is allocated.
+    :class:`~thalweg.errors.OutOfMemoryError` before anything is allocated. ``masked`` is the folder of an encoder that
+    a pretrained family's pair is made of.
 
     >>> from thalweg.data import Alphabet, Symbols
     >>> from thalweg.tasks.registry import build_config
@@ -66,6 +71,8 @@ def build_model(
     >>> build_model(build_config({"model": {"hidden": 8}}), side, side).vocab_size
     7
     """
+    if isinstance(config.model, PretrainedConfig):
+        return build_pretrained(config.model, source, target, masked)
     widths = "hidden, model.embedding" if isinstance(config.model, Seq2SeqConfig) else "width, model.feedforward"
     plain = partial(_model, _without_pointer(config), source, target)
     check_fits(plain, trained=trained, remedy=f"lower model.{widths} or the number of layers")
@@ -76,6 +83,7 @@ def _model(config: TransduceConfig, source: Codec, target: Codec) -> Seq2Seq | T
     S, V = len(source.alphabet), len(target.alphabet)
     if isinstance(config.model, Seq2SeqConfig):
         return Seq2Seq(config.model, source_size=S, target_size=V, **target.special)
+    assert isinstance(config.model, TransformerConfig)
     copies = None
     if config.model.pointer:
         # A source symbol copies to the target symbol that is written alike.
@@ -88,15 +96,22 @@ def _model(config: TransduceConfig, source: Codec, target: Codec) -> Seq2Seq | T
 
 def _without_pointer(config: TransduceConfig) -> TransduceConfig:
     """For building without memory: what a pointer copies is looked at."""
-    if isinstance(config.model, Seq2SeqConfig):
+    if not isinstance(config.model, TransformerConfig):
         return config
     return dataclasses.replace(config, model=dataclasses.replace(config.model, pointer=False))
 
 
 def load_model(
-    config: TransduceConfig, source: Codec, target: Codec, weights: Mapping[str, Tensor]
-) -> Seq2Seq | Transformer:
+    config: TransduceConfig,
+    source: Codec,
+    target: Codec,
+    weights: Mapping[str, Tensor],
+    stored: Mapping[str, Any] | None = None,
+) -> Seq2Seq | Transformer | Pretrained:
     """The model of :func:`build_model` with the weights of a file.
+
+    Args:
+        stored: of the pretrained family, the network's settings beside the weights.
 
     >>> from thalweg.data import Alphabet, Symbols
     >>> from thalweg.tasks.registry import build_config
@@ -104,10 +119,28 @@ def load_model(
     >>> load_model(config, side, side, build_model(config, side, side).state_dict()).vocab_size
     7
     """
+    if isinstance(config.model, PretrainedConfig):
+        restore = partial(restore_pretrained, config.model, stored or {})
+        check_size(restore, weights)
+        pretrained = restore()
+        pretrained.load_state_dict(weights)
+        return pretrained
     check_size(partial(_model, _without_pointer(config), source, target), weights)
     model = _model(config, source, target)
     model.load_state_dict(weights)
     return model
+
+
+def longest_answer(model: Any, longest: int) -> int:
+    """Symbols that an answer may have where nothing is said: twice the longest training target and 10.
+
+    A model with learned positions may reach less far.
+
+    >>> longest_answer(None, 20)
+    50
+    """
+    reach = getattr(model, "reach", None)
+    return 2 * longest + 10 if reach is None else min(2 * longest + 10, reach)
 
 
 def with_precision(model: M, precision: str) -> M:

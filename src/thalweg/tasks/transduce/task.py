@@ -19,7 +19,7 @@ from thalweg.tasks.transduce.config import TransduceConfig
 from thalweg.tasks.transduce.models import build_model
 from thalweg.tasks.transduce.presets import PRESETS
 from thalweg.tasks.transduce.search_settings import SearchConfig
-from thalweg.tasks.transduce.transducer import Transducer, load
+from thalweg.tasks.transduce.transducer import Transducer, load, search_of
 
 if TYPE_CHECKING:
     from thalweg.tasks.transduce.evaluation import PairEvaluation
@@ -76,16 +76,19 @@ class Transduction(Task):
 
         if data is None:
             raise ConfigError("no test pairs; give a file: `thalweg evaluate RUN test.tsv`")
-        return evaluate(run, data, **self._searching(options))
+        searching = self._searching(run, options)
+        # As many answers as a checkpoint's own beam is wide: more would widen it.
+        width = {"k": min(5, usual["width"])} if "width" in (usual := search_of(run)) else {}
+        return evaluate(run, data, **{**width, **searching})
 
     def predict(self, run: str | Path, inputs: Any = (), **options: Any) -> Iterator[Prediction]:
         """Answer the lines of a file; see :func:`~thalweg.tasks.transduce.prediction.predict_lines`."""
         from thalweg.tasks.transduce.prediction import predict_lines
 
-        return predict_lines(run, inputs, **self._searching(options))
+        return predict_lines(run, inputs, **self._searching(run, options))
 
-    def _searching(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with those of a search as ``how``."""
+    def _searching(self, run: str | Path, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with those of a search as ``how``; what they leave open is as the run's checkpoint has it."""
         given = {key: value for key, value in options.items() if key in SEARCH}
         rest = {key: value for key, value in options.items() if key not in SEARCH}
         if "seed" in given:
@@ -95,7 +98,7 @@ class Transduction(Task):
             raise ConfigError(f"give the search as `how`, or its settings, got both (`{next(iter(given))}`)")
         if rest.get("vote") and not rest.get("ensemble"):
             raise ConfigError("--vote needs other runs to vote with; add `--ensemble RUN2`")
-        return {**rest, "how": how or SearchConfig(**{"search": "beam", **given})}
+        return {**rest, "how": how or SearchConfig(**{"search": "beam", **search_of(run), **given})}
 
     def next_steps(self, run: str) -> list[str]:
         """A test file, and a word."""

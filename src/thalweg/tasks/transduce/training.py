@@ -13,10 +13,15 @@ import torch
 from torch import Tensor, nn
 
 import thalweg
-from thalweg.data import Alphabet, Batch, Batches, Example, PairFile, Symbols, guess_symbols
+from thalweg.data import Batch, Batches, Example, PairFile
 from thalweg.data.datasets import unit_hash
 from thalweg.data.text.named_pairs import open_pairs
+from thalweg.energies.pretrained.config import PretrainedConfig
+from thalweg.energies.pretrained.model import Pretrained
+from thalweg.energies.seq2seq.model import Seq2Seq
+from thalweg.energies.transformer.model import Transformer
 from thalweg.errors import ConfigError, DataError
+from thalweg.learning.checkpoint import MODEL, load_checkpoint
 from thalweg.learning.losses import sequence_nll
 from thalweg.learning.losses.sequences import SequenceLoss
 from thalweg.learning.trainer import Trainer, Watch, resolve_device
@@ -24,10 +29,13 @@ from thalweg.limits import check_threads, within_memory
 from thalweg.metrics import score_strings
 from thalweg.tasks.config import as_settings
 from thalweg.tasks.runs import Listener, RunLog, TrainResult, goes_on
-from thalweg.tasks.transduce.codec import Codec, tag_symbol
+from thalweg.tasks.transduce.codec import Codec, write_sides
 from thalweg.tasks.transduce.config import TransduceConfig
-from thalweg.tasks.transduce.models import SequenceModel, build_model
+from thalweg.tasks.transduce.masking import train_masked
+from thalweg.tasks.transduce.models import SequenceModel, build_model, longest_answer
+from thalweg.tasks.transduce.pretrained import FOLDER, Sides, save_network, stored
 from thalweg.tasks.transduce.searching import forced_prefix, lexicon_trie
+from thalweg.tasks.transduce.sides import open_sides
 from thalweg.tasks.transduce.transducer import Transducer
 
 __all__ = ["Prepared", "batches_of", "prepare", "train", "words_of"]
@@ -54,41 +62,66 @@ def train(
     check_threads(config.training.threads)
     resume = goes_on(out, resume)
     training, dev = _read_splits(config, root)
-    source, target = _codecs(config, training)
+    opened = open_sides(config, training)
+    source, target = opened.source, opened.target
+    examples = _examples(training, source, target)
     batches = batches_of(
-        _examples(training, source, target),
+        examples,
         target,
         size=config.training.batch_size,
         tokens=config.training.batch_tokens,
         seed=config.training.seed,
     )
     config = dataclasses.replace(config, training=config.training.planned(len(batches)))
-    torch.manual_seed(config.training.seed)
-    model = build_model(config, source, target, trained=resolve_device(config.training.device) == "cpu")
-    longest = 1 + max(len(target.symbols.split(text)) for text in training.targets())
+    model = _first_model(config, opened, examples, out, listener)
+    longest = 1 + max(len(example.target) for example in examples)
     meta = {
         "task": "transduce",
         "version": thalweg.__version__,
         "config": as_settings(config),
-        "source": source.to_json(),
-        "target": target.to_json(),
+        **write_sides(source, target),
         "longest": longest,
         "data": _digest(training),
     }
+    if isinstance(model, Pretrained):
+        meta |= {"pretrained": stored(model), "search": opened.task.search()}
     log = RunLog(out / "log.jsonl", listener, unit="pairs", noun="transduction")
+    facts = _facts(training, dev, source, target)
+    told = {
+        "lines": _lines(facts, config) + opened.task.lines(),
+        "names": {"cer": "PER"} if target.symbols.kind == "spaced" else {},
+    }
+    if not any(p.requires_grad for p in model.parameters()):
+        return log.adopt(model, config, meta, facts, **told)
     trainer = Trainer(
         model,
         config.training,
-        loss=SequenceLoss(config.training, model, max_length=2 * longest + 10),
+        loss=SequenceLoss(config.training, model, max_length=longest_answer(model, longest)),
         evaluate=_dev_evaluator(config, source, target, dev, longest, meta),
         directory=out,
         meta=meta,
         listener=log,
         watch=watch,
     )
-    facts = _facts(training, dev, source, target)
-    told = {"lines": _lines(facts, config), "names": {"cer": "PER"} if target.symbols.kind == "spaced" else {}}
-    return log.train(trainer, batches, config, facts, len(training), resume=resume, **told)
+    result = log.train(trainer, batches, config, facts, len(training), resume=resume, **told)
+    if isinstance(model, Pretrained) and result.reason:
+        model.load_state_dict(load_checkpoint(out / MODEL).tensors)
+        save_network(model, source, target, out / FOLDER)
+    return result
+
+
+def _first_model(
+    config: TransduceConfig, sides: Sides, examples: Sequence[Example], out: Path, listener: Listener | None
+) -> Seq2Seq | Transformer | Pretrained:
+    """The model as its training begins."""
+    torch.manual_seed(config.training.seed)
+    masked = None
+    if isinstance(config.model, PretrainedConfig) and config.model.masked_epochs:
+        texts = [text for example in examples for text in (example.source, example.target) if text]
+        masked = train_masked(config, sides.target, texts, out, listener)
+        torch.manual_seed(config.training.seed)
+    on_host = resolve_device(config.training.device) == "cpu"
+    return build_model(config, sides.source, sides.target, trained=on_host, masked=masked)
 
 
 @dataclass(frozen=True)
@@ -109,8 +142,8 @@ def prepare(config: TransduceConfig, root: Path | None = None) -> Prepared:
     thalweg.errors.ConfigError: no training data: give `--data train.tsv` or `data.train` in the config
     """
     training, _ = _read_splits(config, root)
-    source, target = _codecs(config, training)
-    return Prepared(source, target, _examples(training, source, target))
+    opened = open_sides(config, training)
+    return Prepared(opened.source, opened.target, _examples(training, opened.source, opened.target))
 
 
 def _read_splits(config: TransduceConfig, root: Path | None) -> tuple[PairFile, PairFile]:
@@ -140,31 +173,20 @@ def _digest(pairs: PairFile) -> str:
     return digest.hexdigest()[:16]
 
 
-def _codecs(config: TransduceConfig, training: PairFile) -> tuple[Codec, Codec]:
-    cut: list[Symbols] = []
-    pieces: list[list[Sequence[str]]] = []
-    for name, texts in (("source", training.sources()), ("target", training.targets())):
-        kind, form = getattr(config.data, f"{name}_symbols"), getattr(config.data, f"{name}_normalise")
-        guess = guess_symbols(texts)
-        symbols = Symbols(
-            kind=guess.kind if kind == "auto" else kind, normalise=guess.normalise if form == "auto" else form
-        )
-        cut.append(symbols)
-        pieces.append([symbols.split(text) for text in texts])
-    pieces[0].append([tag_symbol(tag) for pair in training.pairs for tag in pair.features])
-    if getattr(config.model, "shared", False):  # one embedding for both sides needs one numbering
-        pieces = [pieces[0] + pieces[1]] * 2
-    source, target = (Codec(symbols, Alphabet.build(split)) for symbols, split in zip(cut, pieces, strict=True))
-    return source, target
-
-
 def _examples(pairs: PairFile, source: Codec, target: Codec) -> list[Example]:
-    return [Example(source.encode(pair.source, pair.features), target.encode(pair.target)) for pair in pairs.pairs]
+    examples = []
+    for pair in pairs.pairs:
+        try:
+            examples.append(Example(source.encode(pair.source, pair.features), target.encode(pair.target)))
+        except DataError as error:  # a text that is longer than the model's positions
+            raise DataError(f"{pairs.path}:{pair.line}: {error}") from None
+    return examples
 
 
 def batches_of(examples: Sequence[Example], target: Codec, **options: Any) -> Batches:
     """Batches that end and are filled up as the target side has it; options as those of ``Batches``.
 
+    >>> from thalweg.data import Alphabet, Symbols
     >>> side = Codec(Symbols(), Alphabet.build(["ab"]))
     >>> next(batches_of([Example((4,), (5,))], side, size=1).iterate(0)).target.tokens
     tensor([[5, 3]])
@@ -186,7 +208,7 @@ def _dev_evaluator(
         lexicon_trie(config.search.lexicon, target)
     examples = _examples(dev, source, target)
     batches = batches_of(examples, target, size=256, shuffle=False)
-    gold = [[target.symbols.split(pair.target)] for pair in dev.pairs]
+    gold = [[target.units(pair.target)] for pair in dev.pairs]
     words = words_of(target, dev.targets())
 
     def evaluate(model: nn.Module) -> dict[str, float]:
@@ -198,7 +220,7 @@ def _dev_evaluator(
             total, terms = total + float(loss), terms + count
             found = transducer.search([examples[row].source for row in batch.rows], k=1, how=config.search)
             for row, ids in zip(batch.rows, found.tokens[:, 0].tolist(), strict=True):
-                answers[row] = [target.alphabet.decode(ids)]
+                answers[row] = [target.counted(target.alphabet.decode(ids))]
         scores = score_strings(answers, gold, words=words, resamples=0)
         return {"loss": total / max(1, terms)} | {name: score.value for name, score in scores.items()}
 
@@ -208,6 +230,7 @@ def _dev_evaluator(
 def words_of(target: Codec, texts: Sequence[str]) -> Literal["item", "space"]:
     """Whether each target is one word, or a text of words between spaces.
 
+    >>> from thalweg.data import Alphabet, Symbols
     >>> side = Codec(Symbols(), Alphabet.build(["ab c"]))
     >>> words_of(side, ["a b", "b c"]), words_of(side, ["ab", "c"])
     ('space', 'item')
@@ -231,7 +254,8 @@ def _lines(start: dict[str, Any], config: TransduceConfig) -> list[str]:
     """What a person is told at the start."""
     lines = [f"{split:<7} {start[split]['summary']}" for split in ("train", "dev")]
     for side in ("source", "target"):
-        guessed = getattr(config.data, f"{side}_symbols") == "auto"
+        own = isinstance(config.model, PretrainedConfig) and not config.model.fresh
+        guessed = getattr(config.data, f"{side}_symbols") == "auto" and not own
         setting = f" (guessed; {side}_symbols=... sets them)" if guessed else ""
         lines.append(f"{side:<7} {start[side]['symbols']}, {start[side]['size']} symbols{setting}")
     return lines

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from thalweg.data import pad
-from thalweg.errors import ConfigError, DataError
+from thalweg.errors import CheckpointError, ConfigError, DataError
 from thalweg.files import write_atomically, writing
 from thalweg.inference import Hypotheses, Partial, Trie, stream
 from thalweg.layers.padded import Padded
+from thalweg.learning.checkpoint import MODEL, load_checkpoint
 from thalweg.learning.trainer import resolve_device
 from thalweg.limits import ANSWERS, COUNT, LENGTH, within_memory
 from thalweg.tasks.runs import opened
@@ -27,13 +28,19 @@ from thalweg.tasks.transduce.answers import (
     read_answers,
     with_attention,
 )
-from thalweg.tasks.transduce.codec import Codec, Piece
+from thalweg.tasks.transduce.codec import Codec, Piece, read_sides
 from thalweg.tasks.transduce.config import TransduceConfig
-from thalweg.tasks.transduce.models import SequenceModel, device_of_model, load_model, with_precision
+from thalweg.tasks.transduce.models import (
+    SequenceModel,
+    device_of_model,
+    load_model,
+    longest_answer,
+    with_precision,
+)
 from thalweg.tasks.transduce.search_settings import SearchConfig
 from thalweg.tasks.transduce.searching import PlannedSearch, best_by_risk, forced_prefix, lexicon_trie, planned_search
 
-__all__ = ["Transducer", "load"]
+__all__ = ["Transducer", "load", "search_of"]
 
 PICTURES = (".png", ".svg", ".pdf", ".dot")
 # Symbols of the longest training target that a file may claim: a character may become several of them.
@@ -64,6 +71,11 @@ class Transducer:
     def device(self) -> torch.device:
         """Where the model is."""
         return device_of_model(self.model)
+
+    @property
+    def usual(self) -> SearchConfig:
+        """The search where none is asked for: a beam, as wide and as long as a checkpoint's authors have it."""
+        return SearchConfig(**{"search": "beam", **self.meta.get("search", {})})
 
     @property
     def featured(self) -> bool:
@@ -103,7 +115,7 @@ class Transducer:
         return planned_search(
             how,
             k=k,
-            max_length=2 * self.longest + 10,
+            max_length=longest_answer(self.model, self.longest),
             prefix=prefix,
             allowed=self._lexicons[how.lexicon] if how.lexicon else None,
             generator=generator or (self.generator(how) if how.draws else None),
@@ -128,7 +140,7 @@ class Transducer:
         Args:
             texts: sources; with their tags, ``Source("run", ("V", "PST"))``, for a model that was trained with them.
             k: answers per text at most (1 with greedy and exact search).
-            how: the search; beam of width 5 by default.
+            how: the search; :attr:`usual` by default.
             attention: also give where each answer symbol looked, ``[[weight per source symbol] per answer symbol]``;
                 tags come first among the source symbols.
             unknown: a source symbol outside the alphabet is read as the unknown symbol (``report``), or splits the
@@ -140,7 +152,7 @@ class Transducer:
             raise ConfigError(f"batch_size must be at least 1 and at most {COUNT:,}, got {batch_size}")
         if unknown not in ("report", "copy"):
             raise ConfigError(f"unknown must be `report` or `copy`, got `{unknown}`")
-        how = how or SearchConfig(search="beam")
+        how = how or self.usual
         if unknown == "copy" and (how.prefix or how.lexicon):
             raise ConfigError("copying unknown symbols answers in pieces, which prefix and lexicon do not go with")
         waiting, generator = iter(texts), self.generator(how)
@@ -219,7 +231,7 @@ class Transducer:
         Works with greedy, beam and sampling search. A partial answer may be unlike the one before: in a beam another
         beginning can come to the fore.
         """
-        how = how or SearchConfig(search="beam")
+        how = how or self.usual
         if how.search in ("exact", "stochastic", "mbr"):
             raise ConfigError(
                 f"`{how.search}` search has no answer that grows; stream with `beam`, `greedy` or `nucleus`"
@@ -259,9 +271,13 @@ class Transducer:
     def attend(self, pairs: Sequence[tuple[Piece, Answer]]) -> list[list[list[float]] | None]:
         """Where each answer looked: weights per answer symbol (end included) and source symbol.
 
-        None for a model without attention, and for an empty source.
+        None for a model without attention, for an empty source, and for an answer cut before its first symbol.
         """
-        real = [(source, answer) for source, answer in pairs if source]
+
+        def there(source: Piece, answer: Answer) -> bool:
+            return bool(source) and (answer.finished or bool(answer.symbols))
+
+        real = [(source, answer) for source, answer in pairs if there(source, answer)]
         if not real:
             return [None] * len(pairs)
         sources = self._padded([self.source.alphabet.encode(source) for source, _ in real], self.source)
@@ -278,7 +294,21 @@ class Transducer:
             weights[n, : len(answer), : len(source)].tolist()
             for n, ((source, _), answer) in enumerate(zip(real, answers, strict=True))
         )
-        return [next(matrices) if source else None for source, _ in pairs]
+        return [next(matrices) if there(source, answer) else None for source, answer in pairs]
+
+
+def search_of(run: str | Path) -> dict[str, Any]:
+    """Settings of a search that a run has from its checkpoint; none where it has no such.
+
+    >>> search_of("absent")
+    {}
+    """
+    path = Path(run) if Path(run).is_file() else Path(run) / MODEL
+    try:
+        found = load_checkpoint(path, values=False).meta.get("search")
+    except CheckpointError:
+        return {}
+    return dict(found) if isinstance(found, dict) else {}
 
 
 def load(run: str | Path, *, device: str = "auto", precision: str = "float32") -> Transducer:
@@ -295,8 +325,8 @@ def load(run: str | Path, *, device: str = "auto", precision: str = "float32") -
     """
     with opened(run, "transduction", TransduceConfig) as (checkpoint, config):
         meta = checkpoint.meta
-        source, target = Codec.from_json(meta["source"]), Codec.from_json(meta["target"])
-        model = load_model(config, source, target, checkpoint.tensors)
+        source, target = read_sides(meta)
+        model = load_model(config, source, target, checkpoint.tensors, meta.get("pretrained"))
         longest = int(meta["longest"])
         if not 1 <= longest <= LONGEST:
             raise ValueError(f"`longest` must be 1 to {LONGEST:,} symbols, got {longest}")

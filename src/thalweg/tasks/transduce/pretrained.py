@@ -1,0 +1,225 @@
+"""Pretrained encoder-decoders in a transduction: their tokenizers as codecs, their networks as models."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from thalweg.data.text.tokenizer import TokenizerSymbols, load_tokenizer
+from thalweg.energies.pretrained.adapting import merged
+from thalweg.energies.pretrained.config import PretrainedConfig
+from thalweg.energies.pretrained.hub import is_folder, package, quietly, read_json
+from thalweg.energies.pretrained.loading import (
+    build_network,
+    load_network,
+    pair_network,
+    read_config,
+    restore_network,
+    store_network,
+)
+from thalweg.energies.pretrained.model import Pretrained, reach_of
+from thalweg.energies.pretrained.task_parameters import TaskParameters
+from thalweg.errors import CheckpointError, ConfigError
+from thalweg.tasks.transduce.codec import Codec
+from thalweg.tasks.transduce.exporting import as_tokenizer
+
+__all__ = ["FOLDER", "Sides", "build_pretrained", "open_checkpoint", "restore_pretrained", "save_network"]
+
+FOLDER = "pretrained"
+"""Folder of a run with its best model in transformers' format."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Both codecs of a model, and what its checkpoint, if it has one, says of its use.
+
+    >>> from thalweg.data import Alphabet, Symbols
+    >>> side = Codec(Symbols(), Alphabet.build(["abc"]))
+    >>> Sides(side, side).task.search()
+    {}
+    """
+
+    source: Codec
+    target: Codec
+    task: TaskParameters = field(default_factory=TaskParameters)
+
+
+def open_checkpoint(config: PretrainedConfig) -> Sides:
+    """The codecs of a checkpoint, with special symbols as its config has them, and its task parameters.
+
+    >>> open_checkpoint(PretrainedConfig(checkpoint="./absent"))
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.CheckpointError: ./absent: expected a checkpoint folder, got no such folder; check the path
+    """
+    name = config.named()
+    told = read_config(name)
+    generation = _generation(name)
+    halves = _halves(told, config)
+    languages = {"source_language": config.source_language, "target_language": config.target_language}
+    first = load_tokenizer(config.tokenizer or name, **languages)
+    second = first
+    if config.decoder and config.decoder != name:
+        second = load_tokenizer(config.decoder)
+    told_ids = _specials(told, generation, second, config)
+    for side, tokenizer, half in zip(("source", "target"), (first, second), halves, strict=True):
+        _check_fits(config.tokenizer or name, tokenizer, half, told_ids if side == "target" else None)
+    task = TaskParameters.read(told.to_dict(), generation, config.task_params)
+    prefix = task.prefix if config.source_prefix is None else config.source_prefix
+    limits = {"truncate": config.truncate}
+    source = Codec.of_tokenizer(
+        first,
+        **{**told_ids, "pad": _pad(first, halves[0], told_ids["pad"])},
+        side="source",
+        prefix=prefix,
+        limit=reach_of(halves[0]),
+        **limits,
+    )
+    target = Codec.of_tokenizer(second, **told_ids, side="target", limit=reach_of(halves[1]), **limits)
+    return Sides(source, target, task)
+
+
+def _generation(name: str) -> dict[str, Any]:
+    if is_folder(name):
+        return read_json(Path(name) / "generation_config.json")
+    with quietly():
+        try:
+            return package().GenerationConfig.from_pretrained(name).to_dict()
+        except (OSError, ValueError):
+            return {}
+
+
+def _halves(told: Any, config: PretrainedConfig) -> tuple[Any, Any]:
+    """The configs of encoder and decoder."""
+    if hasattr(told, "encoder") and hasattr(told, "decoder") and not isinstance(told.decoder, (str, int)):
+        return told.encoder, told.decoder
+    if not getattr(told, "is_encoder_decoder", False) and config.decoder:
+        return told, read_config(config.decoder)
+    return told, told
+
+
+def _specials(told: Any, generation: Mapping[str, Any], tokenizer: Any, config: PretrainedConfig) -> dict[str, int]:
+    """Numbers of the special symbols of targets: the model's config's, else its tokenizer's."""
+
+    def number(key: str, *others: Any) -> int:
+        found = generation.get(key) if generation.get(key) is not None else getattr(told, key, None)
+        found = found[0] if isinstance(found, (list, tuple)) else found
+        for other in (found, *others):
+            if other is not None:
+                return int(other)
+        raise CheckpointError(f"{config.checkpoint}: expected config.json to hold `{key}`, got none; set it there")
+
+    paired = not getattr(told, "is_encoder_decoder", False)
+    if paired:  # a BERT has no decoder of its own: a target begins and ends as its sentences do
+        ends = {"bos": tokenizer.cls_token_id, "eos": tokenizer.sep_token_id, "pad": tokenizer.pad_token_id}
+        if None in ends.values():
+            raise CheckpointError(
+                f"{config.checkpoint}: expected a tokenizer with begin, end and padding, got "
+                f"{', '.join(name for name, value in ends.items() if value is None)} without a number"
+            )
+    else:
+        start = number("decoder_start_token_id", tokenizer.bos_token_id, tokenizer.cls_token_id)
+        if config.target_language and told.model_type == "mbart":
+            start = _start_of_language(tokenizer, config.target_language, start)
+        ends = {
+            "bos": start,
+            "eos": number("eos_token_id", tokenizer.eos_token_id, tokenizer.sep_token_id),
+            "pad": number("pad_token_id", tokenizer.pad_token_id),
+        }
+    unk = tokenizer.unk_token_id
+    return {"unk": ends["pad"] if unk is None else unk, **ends}
+
+
+def _start_of_language(tokenizer: Any, language: str, start: int) -> int:
+    """mBART's decoder starts from the language; that of mBART-50 from the end symbol, the language being first."""
+    return start if start == tokenizer.eos_token_id else tokenizer.convert_tokens_to_ids(language)
+
+
+def _pad(tokenizer: Any, half: Any, other: int) -> int:
+    for found in (getattr(half, "pad_token_id", None), tokenizer.pad_token_id):
+        if found is not None:
+            return int(found)
+    return other
+
+
+def _check_fits(name: str, tokenizer: Any, half: Any, ids: Mapping[str, int] | None) -> None:
+    """Refuse a tokenizer with more pieces than the model has rows for, or with other special symbols."""
+    size = getattr(half, "vocab_size", None)
+    most = max(tokenizer.get_vocab().values())
+    if isinstance(size, int) and most >= size:
+        raise CheckpointError(
+            f"{name}: expected a tokenizer of at most {size:,} pieces, as the model's vocab_size, got number {most:,}; "
+            "it is of another model: give its own by model.tokenizer"
+        )
+    for key in ("pad", "eos"):
+        theirs = getattr(tokenizer, f"{key}_token_id")
+        ours = (ids or {}).get(key)
+        if theirs is not None and ours is not None and theirs != ours:
+            raise CheckpointError(
+                f"{name}: expected the model's own tokenizer, with {key} = {ours}, got one with {key} = {theirs}; it "
+                "is of another model: give its own by model.tokenizer"
+            )
+
+
+def build_pretrained(config: PretrainedConfig, source: Codec, target: Codec, masked: Path | None = None) -> Pretrained:
+    """A model of a checkpoint, or of an architecture with fresh weights, for two codecs.
+
+    Args:
+        masked: folder of an encoder that masked-language-model training has begun, of which a pair is made.
+    """
+    if not config.fresh:
+        network = load_network(config)
+    elif masked is not None:
+        network = pair_network(str(masked), str(masked), share=config.share_weights)
+    else:
+        network = build_network(config, len(target.alphabet), target.special)
+    _settle(network, source, target)
+    return Pretrained(network, config)
+
+
+def _settle(network: Any, source: Codec, target: Codec) -> None:
+    """The special symbols of the codecs in the configs of a network, where its own leave them open."""
+    told = {"decoder_start_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "pad"}
+    for key, name in told.items():
+        value = target.special[name]
+        setattr(network.config, key, value)
+        setattr(network.generation_config, key, value)
+    if source.special["pad"] != target.special["pad"] and hasattr(network.config, "encoder"):
+        network.config.encoder.pad_token_id = source.special["pad"]
+
+
+def restore_pretrained(config: PretrainedConfig, stored: Mapping[str, Any]) -> Pretrained:
+    """A model of the settings that a run has stored, with whatever weights it starts with."""
+    return Pretrained(restore_network(stored), dataclasses.replace(config, freeze=(), dropout=None))
+
+
+def save_network(model: Pretrained, source: Codec, target: Codec, folder: Path) -> None:
+    """Write a model and its tokenizer as transformers reads them: ``from_pretrained(folder)``; adapters are merged."""
+    network = merged(model.network).cpu()
+    state = {name: value.detach().clone().contiguous() for name, value in network.state_dict().items()}
+    tied = set(getattr(network, "all_tied_weights_keys", None) or ())
+    state = {name: value for name, value in state.items() if name not in tied}
+    try:
+        with quietly():
+            network.save_pretrained(folder, state_dict=state)
+            for side, codec in (("", source), ("target_tokenizer", target)):
+                if side and (codec.symbols is source.symbols or _one_tokenizer(source, target)):
+                    continue
+                as_tokenizer(codec).save_pretrained(folder / side if side else folder)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written ({error.strerror or error}); choose another place") from None
+
+
+def _one_tokenizer(source: Codec, target: Codec) -> bool:
+    one, other = source.symbols, target.symbols
+    if isinstance(one, TokenizerSymbols) and isinstance(other, TokenizerSymbols):
+        return one.tokenizer is other.tokenizer
+    return one == other and source.alphabet == target.alphabet
+
+
+def stored(model: Pretrained) -> dict[str, Any]:
+    """A model's settings as a run stores them."""
+    return store_network(model.network)

@@ -1,0 +1,272 @@
+"""Pretrained models through the same commands as our own: fine-tuned on a TSV, resumed, saved, measured, refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from contracts.checkpoints import ARCHITECTURES, PAIRS, transformers, write_bert, write_checkpoint, write_pairs
+from thalweg.data import load_dataset, pad
+from thalweg.errors import CheckpointError, ConfigError, DataError
+from thalweg.learning.checkpoint import load_checkpoint
+from thalweg.tasks.config import as_settings
+from thalweg.tasks.registry import build_config, evaluate, load, train
+from thalweg.tasks.transduce.answers import Source
+from thalweg.tasks.transduce.codec import read_sides, write_sides
+from thalweg.tasks.transduce.pretrained import open_checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:Rec")
+FRESH = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pretrained")
+    write_pairs(folder / "train.tsv")
+    write_pairs(folder / "dev.tsv", PAIRS[::8])
+    for name in ARCHITECTURES:
+        write_checkpoint(name, folder / name)
+    return folder
+
+
+def settings(home, model, **training):
+    usual = {"epochs": 1, "batch_size": 20, "learning_rate": 0.01, "device": "cpu", "threads": 1}
+    model = {"checkpoint": str(home / model)} if isinstance(model, str) else model
+    return {
+        "data": {"train": str(home / "train.tsv"), "dev": str(home / "dev.tsv")},
+        "model": {"family": "pretrained", **model},
+        "training": {**usual, **training},
+        "search": {"max_length": 12},
+    }
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_checkpoint_is_trained_saved_and_used_there_and_here(home, tmp_path, name):
+    result = train(settings(home, name), tmp_path / "run")
+    assert result.best.keys() >= {"loss", "cer", "bleu"}
+    run = load(tmp_path / "run", device="cpu")
+    source = PAIRS[3][0]
+    answer = next(run.predict([source], k=2)).answers[0]
+    assert answer.text == run.target.decode(run.target.alphabet.encode(answer.symbols))
+    # What we save, transformers loads: the same numbers of the same text, and the same logits.
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(str(tmp_path / "run" / "pretrained")).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "run" / "pretrained"))
+    ids = list(run.source.encode(source))
+    assert ids == tokenizer(run.source.symbols.prefix + source)["input_ids"]
+    x, y = pad([ids], pad=run.model.pad), pad([run.target.encode(PAIRS[3][1])], pad=run.model.pad, end=run.model.eos)
+    start = torch.cat((torch.full((1, 1), run.model.bos), y.tokens[:, :-1]), 1)
+    with torch.no_grad():
+        expected = theirs(input_ids=x.tokens, attention_mask=x.mask.long(), decoder_input_ids=start).logits
+        torch.testing.assert_close(run.model(x, y), expected, atol=1e-5, rtol=1e-4)
+    # And the reverse: what was trained here is a checkpoint to begin from.
+    again = open_checkpoint(build_config(settings(home, {"checkpoint": str(tmp_path / "run" / "pretrained")})).model)
+    assert again.source.encode(source) == tuple(ids)
+
+
+def test_targets_are_as_transformers_shifts_them(home):
+    """Decoder start, targets and end are the decoder inputs and labels that the models' own rules give."""
+    for name in ARCHITECTURES:
+        sides = open_checkpoint(build_config(settings(home, name)).model)
+        tokenizer = sides.target.symbols.tokenizer
+        labels = tokenizer(text_target=PAIRS[3][1])["input_ids"]
+        ours = [*sides.target.encode(PAIRS[3][1]), sides.target.alphabet.eos]
+        start = sides.target.alphabet.bos
+        if name == "mbart":  # there the language is last among labels, and comes first of what is fed
+            assert labels == [*ours, start]
+        elif name == "bert2bert":
+            assert labels == [start, *ours]
+        else:
+            assert labels == ours
+        assert sides.target.decode(ours) == PAIRS[3][1]
+
+
+def test_resumed_to_the_bit(home, tmp_path):
+    whole = settings(home, "t5", epochs=2, accumulate=2, batch_size=4)
+    train(whole, tmp_path / "whole")
+    train(settings(home, "t5", epochs=1, accumulate=2, batch_size=4), tmp_path / "parts")
+    train(whole, tmp_path / "parts", resume=True)
+    one, two = (load_checkpoint(tmp_path / name / "last.safetensors") for name in ("whole", "parts"))
+    assert one.tensors.keys() == two.tensors.keys()
+    assert all(torch.equal(value, two.tensors[key]) for key, value in one.tensors.items())
+    other = settings(home, "t5", epochs=2, accumulate=1, batch_size=4)
+    with pytest.raises(CheckpointError, match=r"training\.accumulate=2 as before, got 1"):
+        train(other, tmp_path / "parts", resume=True)
+
+
+def test_task_parameters_are_applied_and_overridable(home, tmp_path):
+    events: list = []
+    frozen = settings(home, {"checkpoint": str(home / "t5"), "freeze": ["*"]})
+    result = train(frozen, tmp_path / "run", listener=events.append)
+    assert result.reason == "frozen"
+    assert any("num_beams 4" in line for line in events[0]["lines"])
+    run = load(tmp_path / "run", device="cpu")
+    assert (run.usual.width, run.usual.max_length) == (4, 29)
+    assert run.source.symbols.prefix == "translate English to French: "
+    dev = str(home / "dev.tsv")
+    evaluate(tmp_path / "run", dev, device="cpu")
+    told = json.loads((tmp_path / "run" / "evaluation" / "dev" / "metrics.json").read_text())["search"]
+    assert (told["width"], told["k"], told["max_length"], told["length_penalty"]) == (4, 4, 29, 1.0)
+    evaluate(tmp_path / "run", dev, device="cpu", width=2, max_length=5, k=1, name="other")
+    told = json.loads((tmp_path / "run" / "evaluation" / "other" / "metrics.json").read_text())["search"]
+    assert (told["width"], told["k"], told["max_length"]) == (2, 1, 5)
+    plain = open_checkpoint(build_config(settings(home, {"checkpoint": str(home / "t5"), "source_prefix": ""})).model)
+    assert plain.source.symbols.prefix == ""
+    with pytest.raises(ConfigError, match="task_params `x` is not among those"):
+        train(settings(home, {"checkpoint": str(home / "t5"), "task_params": "x"}), tmp_path / "x")
+
+
+def test_adapters_and_depth(home, tmp_path):
+    pytest.importorskip("peft")
+    model = {"checkpoint": str(home / "bart"), "lora": 2, "lora_dropout": 0.1}
+    train(settings(home, model, layer_decay=0.9), tmp_path / "run")
+    run = load(tmp_path / "run", device="cpu")
+    assert any("lora_A" in name for name, _ in run.model.named_parameters())
+    merged = transformers.AutoModelForSeq2SeqLM.from_pretrained(str(tmp_path / "run" / "pretrained"))
+    assert not any("lora" in name for name, _ in merged.named_parameters())
+    next(run.predict(["the cat sees the dog"]))
+
+
+@pytest.mark.parametrize("how", ["bpe", "unigram"])
+def test_fresh_t5_on_our_subwords_loads_in_transformers(home, tmp_path, how):
+    model = {"architecture": "t5", "shape": FRESH}
+    data = {"source_symbols": "subwords", "target_symbols": "subwords", "vocabulary": 60, "subwords": how}
+    config = settings(home, model)
+    config["data"] |= data
+    train(config, tmp_path / "run")
+    run = load(tmp_path / "run", device="cpu")
+    assert run.source.alphabet == run.target.alphabet
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "run" / "pretrained"))
+    for text in PAIRS[5]:
+        assert tokenizer(text)["input_ids"] == list(run.source.encode(text))
+        assert tokenizer.decode(run.source.encode(text)) == text
+    best = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[1])["dev"]
+    assert set(best) == {"loss", "accuracy", "cer", "wer", "bleu"}
+
+
+def test_our_transformer_on_subwords_counts_errors_in_characters(home, tmp_path):
+    small = {"width": 16, "heads": 2, "feedforward": 16, "encoder_layers": 1, "decoder_layers": 1, "shared": True}
+    config = settings(home, {"family": "transformer", **small}, epochs=2)
+    config["data"] |= {"source_symbols": "subwords", "target_symbols": "subwords", "vocabulary": 60}
+    train(config, tmp_path / "run")
+    found = evaluate(tmp_path / "run", str(home / "dev.tsv"), device="cpu", search="greedy")
+    lines = (found.directory / "predictions.jsonl").read_text().splitlines()
+    edits = sum(json.loads(line)["edits"] for line in lines)
+    length = sum(len(target) for _, target in PAIRS[::8])
+    assert found.scores["cer"].value == pytest.approx(edits / length)
+
+
+def test_an_encoder_is_pretrained_by_masking_then_paired(home, tmp_path):
+    model = {"architecture": "bert", "shape": BERT, "masked_epochs": 2, "share_weights": True}
+    config = settings(home, model)
+    config["data"] |= {"source_symbols": "characters", "target_symbols": "characters"}
+    events: list = []
+    train(config, tmp_path / "run", listener=events.append)
+    told = [event["message"] for event in events if event["event"] == "note"]
+    assert [line.split()[2] for line in told] == ["1/2", "2/2"]
+    encoder = transformers.AutoModel.from_pretrained(str(tmp_path / "run" / "masked" / "encoder"))
+    assert encoder.config.hidden_size == 16
+    next(load(tmp_path / "run", device="cpu").predict(["the cat"]))
+
+
+def test_codecs_survive_json(home):
+    for name in ("t5", "byt5", "marian"):
+        sides = open_checkpoint(build_config(settings(home, name)).model)
+        stored = json.loads(json.dumps(write_sides(sides.source, sides.target)))
+        assert stored["target"]["tokenizer"] == "source", "one tokenizer is stored once"
+        source, target = read_sides(stored)
+        for text in (*PAIRS[0], "zéro ~ 9", ""):
+            assert source.encode(text) == sides.source.encode(text)
+            assert target.encode(text) == sides.target.encode(text)
+
+
+def test_two_encoders_have_two_tokenizers(home, tmp_path):
+    one = write_bert(tmp_path / "one", texts=[source for source, _ in PAIRS])
+    two = write_bert(tmp_path / "two", texts=[target for _, target in PAIRS])
+    train(settings(home, {"checkpoint": str(one), "decoder": str(two)}), tmp_path / "run")
+    run = load(tmp_path / "run", device="cpu")
+    assert run.source.alphabet.symbols != run.target.alphabet.symbols
+    assert (tmp_path / "run" / "pretrained" / "target_tokenizer" / "tokenizer.json").is_file()
+
+
+def test_texts_longer_than_positions_are_named_or_cut(home, tmp_path):
+    long = " ".join(["the cat"] * 40)
+    write_pairs(tmp_path / "long.tsv", [*PAIRS[:3], (long, "le tac")])
+    config = settings(home, "bart")
+    config["data"] |= {"train": str(tmp_path / "long.tsv")}
+    with pytest.raises(DataError, match=r"long\.tsv:4: expected a source of at most 64 pieces.*model\.truncate=true"):
+        train(config, tmp_path / "run")
+    config["model"]["truncate"] = True
+    train(config, tmp_path / "run")
+    run = load(tmp_path / "run", device="cpu")
+    assert len(run.source.encode(long)) == 64
+    next(run.predict([long]))
+
+
+def test_tokenizers_of_other_models_are_refused(home, tmp_path):
+    with pytest.raises(CheckpointError, match=r"expected a tokenizer of at most 37 pieces.*got number 319"):
+        train(settings(home, {"checkpoint": str(home / "t5"), "tokenizer": str(home / "bart")}), tmp_path / "run")
+    with pytest.raises(CheckpointError, match="expected the model's own tokenizer, with"):
+        train(settings(home, {"checkpoint": str(home / "byt5"), "tokenizer": str(home / "mbart")}), tmp_path / "run")
+    bare = shutil.copytree(home / "t5", tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(CheckpointError) as error:
+        train(settings(home, {"checkpoint": str(bare)}), tmp_path / "run")
+    assert "tokenizer" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_languages_are_told(home, tmp_path):
+    model = {"checkpoint": str(home / "mbart"), "source_language": "de_DE", "target_language": "en_XX"}
+    sides = open_checkpoint(build_config(settings(home, model)).model)
+    tokenizer = sides.source.symbols.tokenizer
+    assert sides.source.encode("the")[-1] == tokenizer.convert_tokens_to_ids("de_DE")
+    assert sides.target.alphabet.bos == tokenizer.convert_tokens_to_ids("en_XX")
+    with pytest.raises(ConfigError, match="got `xx_XX`"):
+        train(settings(home, {**model, "source_language": "xx_XX"}), tmp_path / "run")
+    with pytest.raises(ConfigError, match="do not go with T5Tokenizer"):
+        train(settings(home, {"checkpoint": str(home / "t5"), "source_language": "de_DE"}), tmp_path / "run")
+
+
+def test_tags_and_missing_checkpoints_are_one_line(home, tmp_path):
+    (tmp_path / "tags.tsv").write_text("run\tran\tV;PST\ngo\twent\tV;PST\n")
+    config = settings(home, "t5")
+    config["data"] |= {"train": str(tmp_path / "tags.tsv"), "dev": str(tmp_path / "tags.tsv")}
+    with pytest.raises(ConfigError, match="read text alone, got a column of tags"):
+        train(config, tmp_path / "run")
+    with pytest.raises(ConfigError, match="no checkpoint: give `checkpoint=FOLDER`"):
+        train(settings(home, {}), tmp_path / "run")
+
+
+def test_settings_are_complete_in_yaml_and_back(home):
+    config = build_config({"model": "t5", "data": {"train": "x.tsv"}})
+    assert build_config(as_settings(config)) == config
+    assert config.data.source_symbols == "subwords"
+    published = build_config({"model": {"family": "pretrained", "checkpoint": "x"}}).training
+    chosen = (published.learning_rate, published.batch_size, published.epochs, published.patience, published.metric)
+    assert chosen == (2e-5, 4, 10, 3, "cer")
+
+
+def test_multi30k_by_name(tmp_path):
+    folder = tmp_path / "multi30k"
+    folder.mkdir()
+    for stem in ("train", "val", "test_2016_flickr"):
+        (folder / f"{stem}.en").write_text("A dog.\n\nA cat.\n")
+        (folder / f"{stem}.fr").write_text("Un chien.\nVide.\nUn chat.\n")
+    found = load_dataset("multi30k", "test", root=tmp_path)
+    assert [(pair.source, pair.target, pair.line) for pair in found.pairs] == [
+        ("A dog.", "Un chien.", 1),
+        ("A cat.", "Un chat.", 3),
+    ]
+    (folder / "val.fr").write_text("Un chien.\n")
+    with pytest.raises(DataError, match=r"val\.fr: expected 3 lines as in val\.en, got 1"):
+        load_dataset("multi30k", "dev", root=tmp_path)
+
+
+def test_an_empty_source_has_an_empty_answer(home, tmp_path):
+    train(settings(home, "byt5"), tmp_path / "run")
+    found = list(load(tmp_path / "run", device="cpu").predict([Source(""), Source("the cat")]))
+    assert found[0].answers == ()
+    assert found[1].answers
