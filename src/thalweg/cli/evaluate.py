@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -74,22 +74,18 @@ def evaluate(
     given = chosen.given | ({} if references == "each" else {"references": references})
     task.check_options(given)
     given |= {} if k is None else {"k": k}
-    given |= {"name": name, "device": chosen.device, "root": data_root}
+    options: dict[str, Any] = {"name": name, "device": chosen.device, "root": data_root, **given}
     with Display() as display:
-        result = (
-            compare(runs, test, listener=display, **given)
-            if len(runs) > 1
-            else task.evaluate(runs[0], test, listener=display, **given)
-        )
-    compared = isinstance(result, Comparison)
-    reports = [write_report(each.directory.parents[1]) for each in (result.evaluations if compared else [result])]
+        if len(runs) > 1:
+            result = compare(runs, test, listener=display, **options)
+        else:
+            result = task.evaluate(runs[0], test, listener=display, **options)
+    measured = result.evaluations if isinstance(result, Comparison) else [result]
+    reports = [write_report(each.directory.parents[1]) for each in measured]
     if as_json:
         use_utf8()
-        facts = {
-            "directory": str(result.directory),
-            "report": str(result.page if compared else reports[0]),
-            **result.to_json(),
-        }
+        report = result.page if isinstance(result, Comparison) else reports[0]
+        facts = {"directory": str(result.directory), "report": str(report), **result.to_json()}
         typer.echo(json.dumps(facts, ensure_ascii=False, indent=2))
         return
     _show(result, reports)

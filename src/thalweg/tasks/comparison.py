@@ -242,9 +242,11 @@ def _comparable(runs: Sequence[str | Path], measured: Sequence[Measured]) -> tup
         if all(measure == first.get(key) for measure in told):
             keys.append(key)
             continue
-        units = [measure.unit or measure.signature if measure else "nothing" for measure in told]
+        units = [measure.unit if measure else "nothing" for measure in told]
+        if len(set(units)) == 1:
+            units = [f"{measure.name} {measure.signature}".strip() for measure in told if measure]
         counted = ", ".join(f"{unit} in {run}" for unit, run in zip(units, runs, strict=True))
-        left_out.append(f"{known.name} is not compared: it counts {counted}")
+        left_out.append(f"{known.name} is not compared, since it counts {counted}")
     return keys, left_out
 
 
@@ -252,11 +254,10 @@ def _short_names(runs: Sequence[str | Path]) -> tuple[str, ...]:
     """The last part of each path, or as many as tell all apart."""
     paths = [Path(run).parent if Path(run).is_file() else Path(run) for run in runs]
     parts = [path.resolve().parts for path in paths]
-    for count in range(1, max(map(len, parts)) + 1):
-        names = tuple("/".join(each[-count:]) for each in parts)
-        if len(set(names)) == len(names):
-            break
-    return names
+    count = 1
+    while len({each[-count:] for each in parts}) < len(parts):
+        count += 1
+    return tuple("/".join(each[-count:]) for each in parts)
 
 
 def _write(result: Comparison) -> None:
@@ -267,6 +268,11 @@ def _write(result: Comparison) -> None:
     first = result.measured[0]
     rows = zip(first.sources, first.references, *(each.answers for each in result.measured), strict=True)
     lines = ["\t".join(["source", "references", *result.names])]
-    lines += ["\t".join([source, " | ".join(gold), *answers]) for source, gold, *answers in rows]
+    lines += ["\t".join(_cell(each) for each in (source, " | ".join(gold), *own)) for source, gold, *own in rows]
     write_text(result.directory / "answers.tsv", "\n".join(lines) + "\n")
     comparison_page(result.page, result)
+
+
+def _cell(text: str) -> str:
+    """As a column of a TSV file: a model of bytes may write anything."""
+    return text.translate(dict.fromkeys(map(ord, "\t\r\n"), " "))
