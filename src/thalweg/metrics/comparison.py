@@ -47,8 +47,9 @@ class Difference:
     better: bool | None
 
     def shown(self, number: float) -> str:
-        """A difference with its sign."""
-        return f"{number:+.{2 if full_scale(self.name) > 1 else 4}f}" if math.isfinite(number) else "–"
+        """A difference with its sign, which 0 has not."""
+        digits = 2 if full_scale(self.name) > 1 else 4
+        return f"{number:{'+' if number else ''}.{digits}f}" if math.isfinite(number) else "–"
 
     @property
     def interval(self) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thalweg.tasks.report.page import command_lines, fact_list, sectioned, write_page
+from thalweg.tasks.report.run import read_run
 from thalweg.tasks.report.tables import FIRST, outputs_table, table_of
 from thalweg.tasks.report.text import escape, foreign
 
@@ -21,22 +22,30 @@ SURE = 0.05
 
 def comparison_page(path: Path, comparison: Comparison) -> Path:
     """Writes the page and returns its path; like a run's report it loads nothing from elsewhere."""
-    runs = list(zip(comparison.names, comparison.runs, strict=True))
     facts = [("Data", comparison.data), ("Items", f"{comparison.items:,}")]
-    facts += [(f"Run {place}", run if run == name else f"{name} ({run})") for place, (name, run) in enumerate(runs, 1)]
+    facts += zip(comparison.names, comparison.runs, strict=True)
     header = (
         f'<header><p class="brand">Thalweg · comparison</p><h1>{foreign(" · ".join(comparison.names))}</h1>'
         f"{fact_list(facts)}</header>"
     )
     remarks = "<br>".join(escape(line) for line in comparison.remarks())
     scores = f'{_scores(comparison)}<p class="muted">{remarks}</p>'
-    again = [("Compare again", ["thalweg", "evaluate", *comparison.runs, comparison.data])]
     parts = [
         ("scores", "Scores", scores),
         ("outputs", "First answers", _outputs(comparison)),
-        ("commands", "Use it again", command_lines(again)),
+        ("commands", "Use it again", command_lines([("Compare again", _again(comparison))])),
     ]
     return write_page(path, f"Comparison on {comparison.data}", header + sectioned(parts))
+
+
+def _again(comparison: Comparison) -> list[str]:
+    """The command that measured the first run, as its own report has it, with the other runs beside it."""
+    folder = comparison.evaluations[0].directory
+    record = read_run(folder.parents[1])
+    record.evaluations = [each for each in record.evaluations if each.name == folder.name]
+    _, words = record.part.commands(comparison.runs[0], record)[0]
+    place = words.index(comparison.runs[0])
+    return [*words[:place], *comparison.runs, *words[place + 1 :]]
 
 
 def _scores(comparison: Comparison) -> str:
