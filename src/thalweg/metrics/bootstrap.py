@@ -20,6 +20,7 @@ from thalweg.errors import ConfigError
 __all__ = ["Floats", "Means", "Measure", "Score", "Tally", "check_options", "draws", "ends_of", "full_scale", "scored"]
 
 Floats = NDArray[np.float64]
+"""Numbers in double precision."""
 
 # Counts drawn at once by the bootstrap: 8 MiB of float64 whatever the number of items.
 _CHUNK = 1 << 20
@@ -99,6 +100,17 @@ class Tally(ABC):
 
     Attributes:
         measures: what is to be said of each score, by its key; the order is that in which they are shown.
+
+    >>> class Largest(Tally):
+    ...     measures = {"largest": Measure("largest", True)}
+    ...
+    ...     def __len__(self):
+    ...         return 3
+    ...
+    ...     def scores(self, times):
+    ...         return {"largest": np.where(times > 0, [1.0, 2.0, 4.0], 0.0).max(1)}
+    >>> print(scored(Largest(), resamples=0)["largest"])
+    largest 4.0000
     """
 
     measures: Mapping[str, Measure]
@@ -167,8 +179,8 @@ def scored(tally: Tally, *, resamples: int = 1000, seed: int = 0, level: float =
 def ends_of(of_draws: Floats, level: float) -> tuple[float, float]:
     """The quantiles between which the middle ``level`` of some draws lie.
 
-    >>> ends_of(np.arange(101.0), 0.9)
-    (5.0, 95.0)
+    >>> ends_of(np.arange(101.0), 0.5)
+    (25.0, 75.0)
     """
     tail = (1 - level) / 2
     of_draws = np.sort(of_draws)

@@ -92,7 +92,7 @@ def compare_tallies(
     >>> told = {"accuracy": Measure("accuracy", True)}
     >>> worse, better = (Means({"accuracy": right}, told) for right in ([0, 1] * 50, [1, 1] * 50))
     >>> print(compare_tallies(worse, [better], ["accuracy"])[0]["accuracy"])
-    accuracy +0.5000 [+0.4100, +0.6000], p = 0.0010
+    accuracy +0.5000 [+0.4000, +0.6000], p = 0.0010
     """
     check_options((), resamples, level)
     if not resamples:

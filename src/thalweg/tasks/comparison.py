@@ -34,6 +34,11 @@ class Comparison:
         runs: as they were given; names: short ones that tell them apart.
         evaluations: of each run; differences: of each run but the first, by the key of the score.
         left_out: scores that are not compared, and why.
+        measured: every item with its answer, of each run.
+
+    >>> shown = [Evaluation(Path(f"runs/{name}/evaluation/test"), "test.tsv", {}, 100) for name in "ab"]
+    >>> Comparison(Path("comparison"), ("runs/a", "runs/b"), ("a", "b"), tuple(shown), ({},)).said()
+    'test.tsv: 100 items, 2 runs, differences from a'
     """
 
     directory: Path
