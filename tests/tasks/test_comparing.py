@@ -87,8 +87,18 @@ def test_scores_of_different_units_are_left_out(tmp_path):
     assert found.evaluations[0].scores.keys() >= {"chrf", "bleu-13a"}
     assert found.differences[0].keys() == {"accuracy", "wer@3", "wer@5"}
     assert [line.split(" is not")[0] for line in found.left_out] == ["CER", "WER", "BLEU", "BLEU (13a)", "chrF"]
-    assert "counts characters in" in found.left_out[0]
+    assert "counts characters, NFC in" in found.left_out[0]
     assert "items are few" in "\n".join(found.remarks())
+
+
+def test_subwords_and_characters_are_compared_by_characters(toy_files, tmp_path):
+    for kind in ("characters", "subwords"):
+        data = {"source_symbols": "characters", "target_symbols": kind, "vocabulary": 20}
+        train(toy_config(toy_files[0], dev=toy_files[1], epochs=1, data=data), tmp_path / kind)
+    found = compare([tmp_path / "characters", tmp_path / "subwords"], str(toy_files[1]), device="cpu")
+    assert found.differences[0].keys() == found.evaluations[0].scores.keys()
+    assert found.evaluations[1].scores.keys() - found.evaluations[0].scores.keys() == {"chrf"}
+    assert found.left_out[0].startswith("chrF is not compared, since it counts nothing in ")
 
 
 def test_mistakes(runs, toy_files, tmp_path, monkeypatch):

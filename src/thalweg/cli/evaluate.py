@@ -45,6 +45,8 @@ def evaluate(
 ) -> None:
     """Measure a model: accuracy, CER (PER for phones), WER, WER@k, BLEU with 95 % bootstrap intervals.
 
+    Of sentences also BLEU by the 13a tokens of WMT and chrF; BLEU and chrF come with sacrebleu's signature.
+
     Writes scores, k-best predictions, the worst errors and a confusion table to RUN/evaluation/NAME and
     renews RUN/report.html. A run trained with features reads its tags from the third column. With --search exact it
     also says how often a beam finds the most probable answer, and how often that is the empty one.

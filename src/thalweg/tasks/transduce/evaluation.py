@@ -190,7 +190,7 @@ def _tally(
 ) -> StringTally:
     """What is counted; of sentences, and of what a model of pieces writes, also the text itself."""
     written = words == "space" or side.pieced
-    unit = "characters" if side.pieced else side.symbols.kind
+    unit = "characters, NFC" if side.pieced else str(side.symbols)
     tally = StringTally(answers, gold, ks=ks, words=words, text=side.join_units if written else None, unit=unit)
     if side.symbols.kind == "spaced":
         tally.measures = {**tally.measures, "cer": tally.measures["cer"]._replace(name="PER")}
