@@ -62,7 +62,8 @@ def test_figures_follow_from_the_answers(runs, toy_files):
     page = found.page.read_text(encoding="utf-8")
     assert page.count("<mark>") > 0
     assert f"{found.differences[0]['cer'].value:+.4f}" in page
-    assert all(str(file) for file in found.files() if file.is_file())
+    assert f"thalweg evaluate {runs[0]} {runs[1]} {toy_files[1]} --search beam --width 5 --k 2" in page
+    assert all(file.is_file() for file in found.files())
 
 
 def test_three_runs_are_corrected(runs, toy_files, tmp_path):
