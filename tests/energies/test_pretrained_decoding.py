@@ -15,6 +15,7 @@ from contracts.tiny_seq2seq import MAX, PLACES, VARIANTS, V, build, generated, s
 from thalweg.energies.pretrained.decoding import PretrainedDecoder, decoder_of, settings_of
 from thalweg.energies.transformer.generation import GenerationRules, read_rules
 from thalweg.energies.transformer.huggingface import ConvertedTransformer
+from thalweg.energies.transformer.model import Transformer
 from thalweg.errors import ConfigError, ShapeError, ThalwegError
 from thalweg.inference import (
     beam_search,
@@ -60,7 +61,7 @@ def ours(variant: str, *, ending: bool = True, convert: bool = False, **options:
     return decoder
 
 
-def least(decoder: Any) -> dict[str, int]:
+def least(decoder: Any) -> dict[str, Any]:
     return {"min_length": decoder.rules.min_length} if decoder.rules.min_length else {}
 
 
@@ -95,7 +96,7 @@ def test_beams_are_equal(variant: str, convert: bool) -> None:
 def test_options_are_equal(variant: str, convert: bool, options: str) -> None:
     source, inputs = sources(build(variant), seed=3)
     plain = beam_search(ours(variant), source, width=3, max_length=MAX, length_penalty=0.6)
-    told = OPTIONS[options]
+    told: dict[str, Any] = OPTIONS[options]
     if options == "bad words":
         one, two, three = (plain.sequences()[item][0] for item in range(3))
         told = {"bad_words_ids": [one[:1], two[:2], three[:3]]}
@@ -121,7 +122,7 @@ def test_logits_of_converted_models_are_equal(variant: str) -> None:
         torch.testing.assert_close(decoder(source, target), expected, atol=1e-5, rtol=1e-5)
         state, steps = decoder.begin(source), []
         for symbols in fed.unbind(dim=1):
-            log_probs, state = super(ConvertedTransformer, decoder).step(symbols, state)
+            log_probs, state = Transformer.step(decoder, symbols, state)
             steps.append(log_probs)
     torch.testing.assert_close(torch.stack(steps, dim=1), expected.log_softmax(dim=2), atol=1e-5, rtol=1e-5)
     decoder.train()  # the differentiable path, without dropout
@@ -132,7 +133,7 @@ def test_logits_of_converted_models_are_equal(variant: str) -> None:
             part.p = 0.0
     state = decoder.begin(source)
     for n, symbols in enumerate(fed.unbind(dim=1)[:4]):
-        log_probs, state = super(ConvertedTransformer, decoder).step(symbols, state)
+        log_probs, state = Transformer.step(decoder, symbols, state)
         torch.testing.assert_close(log_probs, steps[n], atol=1e-5, rtol=1e-5)
 
 
@@ -155,7 +156,7 @@ def test_the_compiled_call_gives_what_single_steps_give(variant: str, monkeypatc
 
     monkeypatch.setattr(beam, "compiled_search", spy)
     for penalty, least in ((0.0, 0), (1.0, 4)):
-        about = {"width": 4, "max_length": MAX, "length_penalty": penalty, "min_length": least}
+        about: dict[str, Any] = {"width": 4, "max_length": MAX, "length_penalty": penalty, "min_length": least}
         found = beam_search(decoder, source, **about)
         single = beam_search(decoder, source, **about, rows_at_once=10_000)
         assert found.sequences() == single.sequences()
@@ -165,7 +166,8 @@ def test_the_compiled_call_gives_what_single_steps_give(variant: str, monkeypatc
     with torch.no_grad():  # the weights are read where they are
         for parameter in decoder.parameters():
             parameter.mul_(1.3)
-    again, single = (beam_search(decoder, source, **about, **rows) for rows in ({}, {"rows_at_once": 10_000}))
+    again = beam_search(decoder, source, **about)
+    single = beam_search(decoder, source, **about, rows_at_once=10_000)
     assert again.sequences() == single.sequences() != found.sequences()
 
 
@@ -282,6 +284,19 @@ def test_bad_input_is_one_line(variant: str, change: str) -> None:
         decoder.model.eval()
     assert isinstance(caught.value, ConfigError if change == "training" else ShapeError)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("convert", [False, True])
+def test_symbols_that_are_none_are_named(convert: bool) -> None:
+    model = build("t5")
+    source, _ = sources(model)
+    for wrong in ({"bos": V}, {"rules": GenerationRules(forbidden=(V,))}, {"rules": GenerationRules(first=-1)}):
+        with pytest.raises(ConfigError, match=r"0 \.\.\. 19") as caught:
+            greedy(decoder_of(model, **wrong, convert=convert), source, max_length=3)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+    for wrong in ("folder", None, torch.nn.Linear(1, 1)):
+        with pytest.raises(ConfigError, match="must be an encoder-decoder that transformers has loaded"):
+            decoder_of(wrong, convert=convert)  # type: ignore[arg-type]
 
 
 def test_a_model_without_start_or_with_two_ends_is_refused() -> None:

@@ -85,7 +85,7 @@ def test_absent_data_say_what_they_are(name, tmp_path, monkeypatch):
         assert "it is part of" in message
         assert "github.com/" in message
         assert "--data-root or THALWEG_DATA" in message
-        assert any(licence in message for licence in ("Apache-2.0", "CC BY-SA"))
+        assert any(licence in message for licence in ("Apache-2.0", "CC BY-SA", "none stated"))
     assert not (tmp_path / "out").exists()
 
 

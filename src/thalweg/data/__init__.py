@@ -22,6 +22,7 @@ from thalweg.data.images.reading import (
 from thalweg.data.text.alphabet import BOS, EOS, PAD, UNK, Alphabet
 from thalweg.data.text.conllu import Sentence, Word, read_conllu
 from thalweg.data.text.readers import Pair, PairFile, read_pairs, read_sources, read_tagged_sources, split_tags
+from thalweg.data.text.subwords import Subwords, train_subwords
 from thalweg.data.text.symbols import Symbols, guess_symbols
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Pair",
     "PairFile",
     "Sentence",
+    "Subwords",
     "Symbols",
     "Word",
     "augment",
@@ -60,4 +62,5 @@ __all__ = [
     "read_tagged_sources",
     "read_unlabelled",
     "split_tags",
+    "train_subwords",
 ]

@@ -29,6 +29,8 @@ from thalweg.energies.hopfield.post import PostTransform, post_transform
 from thalweg.energies.hopfield.storage import Nearest, PatternStore
 from thalweg.energies.latent import Answers, BranchEnergy, CircleEnergy, LatentEnergy, free_energy
 from thalweg.energies.mixture.model import DegenerateComponentWarning, GaussianMixture
+from thalweg.energies.pretrained.config import PretrainedConfig
+from thalweg.energies.pretrained.model import Pretrained
 from thalweg.energies.score_space import ScoreSpace, fisher_kernel, fisher_vector
 from thalweg.energies.selection import Choice, choose_size
 from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
@@ -67,6 +69,8 @@ __all__ = [
     "PatternStore",
     "PostTransform",
     "Prediction",
+    "Pretrained",
+    "PretrainedConfig",
     "Retrieval",
     "ScoreSpace",
     "Seq2Seq",

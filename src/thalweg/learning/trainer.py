@@ -251,7 +251,9 @@ class Trainer:
             self.fabric.backward(more / scale)
             summed, terms = summed + more.detach(), terms + count
         if others:
-            torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], scale / terms)
+            for p in self._parameters:
+                if p.grad is not None:
+                    p.grad.mul_(scale / terms)
         return summed, terms
 
     def _count(self, summed: Tensor, norm: Tensor | None, terms: int) -> None:

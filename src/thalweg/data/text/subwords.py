@@ -101,7 +101,7 @@ def train_subwords(texts: Iterable[str], *, size: int = 8000, how: SubwordKind =
 
     Time near O(total length) a merge for ``bpe``, some seconds for a million words.
 
-    >>> train_subwords(["low lower lowest"], size=11).split("lowest")[0]
+    >>> train_subwords(["low lower lowest"], size=12).split("lowest")[0]
     '▁low'
     """
     package = _package()

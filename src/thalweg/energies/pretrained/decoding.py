@@ -31,7 +31,7 @@ class PretrainedState:
 
     Attributes:
         hidden: ``(B, S, D)`` the encoder's outputs, of which only the shape counts after the first step.
-        mask: ``(B, S)`` int64, 1 on real symbols.
+        mask: ``(B, S)`` int64, 1 on real symbols; None where nothing is padded.
         items: ``(R,)`` the source of each row.
         length: symbols fed so far, t.
         past: keys and values ``(R, H, t, d)`` of every decoder layer.
@@ -41,7 +41,7 @@ class PretrainedState:
     """
 
     hidden: Tensor
-    mask: Tensor
+    mask: Tensor | None
     items: Tensor
     length: int = 0
     past: _Pairs = ()
@@ -92,18 +92,24 @@ class PretrainedDecoder:
         last_step: int | None = None,
     ) -> None:
         told = settings_of(model)
+        self.vocab_size = _output_size(model)
         start = told.get("decoder_start_token_id") if bos is None else bos
         if start is None:
             raise ConfigError("config.json: `decoder_start_token_id` must be a symbol, got none; pass `bos`")
-        self.model, self.bos = model, start
+        self.model: Any = model
+        self.bos = start
         self.eos, self.pad = one_symbol(told, "eos_token_id"), one_symbol(told, "pad_token_id")
         self.rules = read_rules(told, self.eos) if rules is None else rules
         self.last_step = last_step
-        self.vocab_size = _output_size(model)
-        self._paired = model.config.model_type == "encoder-decoder"
-        sides = (model.config.encoder, model.config.decoder) if self._paired else (model.config, model.config)
+        for name, symbol in (("bos", self.bos), ("eos", self.eos)):
+            if not 0 <= symbol < self.vocab_size:
+                raise ConfigError(f"`{name}` must be 0 ... {self.vocab_size - 1} (vocab_size - 1), got {symbol}")
+        self.rules.check(self.vocab_size)
+        config = self.model.config
+        self._paired = config.model_type == "encoder-decoder"
+        sides = (config.encoder, config.decoder) if self._paired else (config, config)
         self._most_source, self._most_target = map(_positions, sides)
-        self._source_size = model.get_encoder().get_input_embeddings().weight.size(0)
+        self._source_size = self.model.get_encoder().get_input_embeddings().weight.size(0)
 
     @property
     def device(self) -> torch.device:
@@ -125,7 +131,8 @@ class PretrainedDecoder:
                 f"sources must have at most {self._most_source} symbols, the positions of the encoder, got {longest} "
                 f"for item {item}; shorten it, special symbols counted"
             )
-        mask = source.mask.long()
+        # Lengths live on the CPU: looking at them waits for no device.
+        mask = source.mask.long() if source.size and int(source.lengths.min()) < source.tokens.size(1) else None
         hidden = self.model.get_encoder()(input_ids=source.tokens, attention_mask=mask).last_hidden_state
         if self._paired and hasattr(self.model, "enc_to_dec_proj"):
             hidden = self.model.enc_to_dec_proj(hidden)
@@ -148,7 +155,8 @@ class PretrainedDecoder:
         after = replace(state, length=state.length + 1, past=past, said=said)
         if not state.read:  # whatever rows began are the sources from now on
             items = torch.arange(tokens.size(0), device=tokens.device)
-            after = replace(after, read=read, spread=read, mask=state.mask[state.items], items=items)
+            mask = None if state.mask is None else state.mask[state.items]
+            after = replace(after, read=read, spread=read, mask=mask, items=items)
         log_probs = torch.log_softmax(logits[:, -1].float(), dim=-1)
         return self.rules.apply(log_probs, after.length, self.last_step, said), after
 
@@ -165,7 +173,7 @@ class PretrainedDecoder:
         from transformers.cache_utils import EncoderDecoderCache
         from transformers.modeling_outputs import BaseModelOutput
 
-        R, mask = tokens.size(0), state.mask[state.items]
+        R, mask = tokens.size(0), None if state.mask is None else state.mask[state.items]
         # Once keys and values of the source are there, its vectors are asked for their shape alone.
         hidden = state.hidden[:1].expand(R, -1, -1) if state.read else state.hidden[state.items]
         cache = EncoderDecoderCache(_cache(state.past), _cache(state.spread or ()))
@@ -175,7 +183,9 @@ class PretrainedDecoder:
             out = self.model.decoder(**fed)
         else:
             fed |= {"decoder_input_ids": tokens.unsqueeze(1), "attention_mask": mask}
-            out = self.model(encoder_outputs=BaseModelOutput(hidden), **fed)
+            encoded: Any = BaseModelOutput()
+            encoded["last_hidden_state"] = hidden
+            out = self.model(encoder_outputs=encoded, **fed)
         return out.logits, _pairs(cache.self_attention_cache), _pairs(cache.cross_attention_cache)
 
 
@@ -204,6 +214,7 @@ def decoder_of(
     ('converted to our Transformer', "the model's own modules and cache")
     """
     why = ""
+    settings_of(model)  # raises what it must
     if convert:
         kinds = {str(x.dtype).removeprefix("torch.") for x in model.parameters() if x.is_floating_point()}
         try:
@@ -229,6 +240,11 @@ def settings_of(model: PreTrainedModel) -> dict[str, Any]:
     >>> settings_of(T5ForConditionalGeneration(T5Config(**small)))["eos_token_id"]
     1
     """
+    if not (hasattr(model, "get_encoder") and hasattr(model, "config")):
+        raise ConfigError(
+            f"the model must be an encoder-decoder that transformers has loaded, got {type(model).__name__}; load it "
+            "with AutoModelForSeq2SeqLM or EncoderDecoderModel"
+        )
     generation = getattr(model, "generation_config", None)
     told = generation.to_dict() if generation is not None else {}
     return {**model.config.to_dict(), **{key: value for key, value in told.items() if value is not None}}
@@ -262,8 +278,8 @@ def _cache(pairs: _Pairs) -> Any:
     cache = DynamicCache()
     for keys, values in pairs:
         layer = DynamicLayer()
-        layer.lazy_initialization(keys, values)
-        layer.keys, layer.values = keys, values
+        layer.keys, layer.values, layer.is_initialized = keys, values, True
+        layer.dtype, layer.device = keys.dtype, keys.device
         cache.layers.append(layer)
     return cache
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from thalweg.errors import CheckpointError, MissingDependencyError, ThalwegError
 
-__all__ = ["check_place", "is_folder", "package", "quietly", "reading"]
+__all__ = ["check_place", "is_folder", "package", "quietly", "read_json", "reading"]
 
 EXTRA = "pip install 'thalweg[pretrained]'"
 

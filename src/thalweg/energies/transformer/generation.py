@@ -24,6 +24,7 @@ _NOT_TAKEN = {
     "exponential_decay_length_penalty": (None,),
     "sequence_bias": (None,),
     "guidance_scale": (None, 1, 1.0),
+    "early_stopping": (None, False, "never"),
     "do_sample": (None, False),
 }
 
@@ -71,6 +72,19 @@ class GenerationRules:
         """Whether they change what a model gives at any step, eos being forced at ``last_step``."""
         forced = self.first is not None or (self.last is not None and last_step is not None)
         return forced or bool(self.forbidden or self.not_first) or self.look_back
+
+    def check(self, vocab_size: int) -> None:
+        """Raise :class:`ConfigError` unless every symbol in the rules is one of the model's 0 ... V - 1.
+
+        >>> GenerationRules(first=3).check(4)
+        """
+        ones = [symbol for symbol in (self.first, self.last) if symbol is not None]
+        for symbol in (*ones, *self.forbidden, *self.not_first, *(symbol for word in self.words for symbol in word)):
+            if not 0 <= symbol < vocab_size:
+                raise ConfigError(
+                    f"generation_config.json: rules must be about symbols 0 ... {vocab_size - 1}, got {symbol}; "
+                    "take it out there"
+                )
 
     def apply(self, log_probs: Tensor, step: int, last_step: int | None, said: Tensor | None) -> Tensor:
         """What may be the ``step``-th symbol (from 1): ``log_probs (R, V)`` with the rules kept.

@@ -82,10 +82,12 @@ class ConvertedTransformer(Transformer):
     @property
     def barred(self) -> tuple[int, ...] | None:
         """Symbols that are barred at every step, where there is no other rule; None where there is."""
+        self.rules.check(self.vocab_size)
         return self.rules.forbidden if not replace(self.rules, forbidden=()).bind(self.last_step) else None
 
     def begin(self, inputs: Padded) -> TransformerState:
         """Start B targets, one per source; what is said is kept where a rule looks back."""
+        self.rules.check(self.vocab_size)
         state = super().begin(inputs)
         return replace(state, said=state.items.new_empty((inputs.size, 0))) if self.rules.look_back else state
 

@@ -7,14 +7,14 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from thalweg.data import Symbols
 from thalweg.inference import Hypotheses, Loop, loop_at_end
 from thalweg.tasks.transduce.codec import Codec, Piece
 
 __all__ = [
     "Answer",
+    "Joins",
     "Prediction",
     "Source",
     "cut_at",
@@ -23,6 +23,14 @@ __all__ = [
     "with_attention",
     "with_shares",
 ]
+
+
+class Joins(Protocol):
+    """A way of writing symbols as one text."""
+
+    def join(self, symbols: Iterable[str], /) -> str:
+        """The text that symbols spell."""
+        ...
 
 
 class Source(NamedTuple):
@@ -136,7 +144,7 @@ def read_answers(found: Hypotheses, target: Codec, *, proving: bool) -> list[tup
     """Hypotheses as texts, for each item; ``proving`` says whether the search's ``optimal`` means anything.
 
     >>> import torch
-    >>> from thalweg.data import Alphabet
+    >>> from thalweg.data import Alphabet, Symbols
     >>> one = torch.ones(1, 1, dtype=torch.long)
     >>> found = Hypotheses(torch.tensor([[[4, 3]]]), 2 * one, -one.double(), one.bool(), one[0].bool())
     >>> read_answers(found, Codec(Symbols(), Alphabet(["a"])), proving=True)[0][0].text
@@ -213,9 +221,10 @@ def cut_at(symbols: Piece, strange: set[str], tags: Piece = ()) -> list[tuple[bo
     return [(known, (*tags, *run) if known else tuple(run)) for known, run in runs]
 
 
-def join_answers(row: Sequence[tuple[Answer, ...]], target: Symbols, k: int) -> tuple[Answer, ...]:
+def join_answers(row: Sequence[tuple[Answer, ...]], target: Joins, k: int) -> tuple[Answer, ...]:
     """The k best joint answers of independent pieces: log-probabilities add; equal texts count once, at their best.
 
+    >>> from thalweg.data import Symbols
     >>> pieces = [(Answer("a", ("a",), -1.0, True),), (Answer("!", ("!",), 0.0, True),)]
     >>> join_answers(pieces, Symbols(), 1)[0].text
     'a!'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.energies.seq2seq.model import Seq2SeqConfig
 from thalweg.tasks.diagnosis.findings import LOST, Finding
 from thalweg.tasks.diagnosis.remedies import Remedies
@@ -29,6 +30,8 @@ class PairRemedies(Remedies):
     def paths(self, stack: str = "") -> tuple[str, ...]:
         """Open a way through many layers of a stack."""
         model = self.model
+        if isinstance(model, PretrainedConfig):
+            return ("training.warmup=400",)
         if not isinstance(model, Seq2SeqConfig):
             return ("model.norm=pre",) if model.norm == "post" else ("training.warmup=4000",)
         change = []

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from thalweg.data import Batch, Example
+from thalweg.data import Batch, Batches, Example
 from thalweg.data.datasets import unit_hash
 from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.energies.pretrained.hub import quietly
@@ -49,14 +50,17 @@ def train_masked(
     assert isinstance(model, PretrainedConfig)
     if (home / "encoder" / "config.json").is_file():
         return home / "encoder"
-    from thalweg.tasks.transduce.training import batches_of
-
     network = build_encoder(model, len(side.alphabet), side.special)
     held = [text for text in texts if unit_hash(" ".join(map(str, text))) < _HELD_OUT]
     kept = [text for text in texts if unit_hash(" ".join(map(str, text))) >= _HELD_OUT]
-    options = {"size": config.training.batch_size, "tokens": config.training.batch_tokens, "seed": config.training.seed}
-    batches = batches_of([Example(tuple(text), ()) for text in kept or texts], side, **options)
-    measured = batches_of([Example(tuple(text), ()) for text in held or texts], side, size=512, shuffle=False)
+    training, made = config.training, partial(Batches, pad=side.alphabet.pad, end=side.alphabet.eos)
+    batches = made(
+        [Example(tuple(text), ()) for text in kept or texts],
+        size=training.batch_size,
+        tokens=training.batch_tokens,
+        seed=training.seed,
+    )
+    measured = made([Example(tuple(text), ()) for text in held or texts], size=512, shuffle=False)
     masking = _Masking(model.masked_share, side)
     trainer = Trainer(
         _Masked(network),

@@ -26,18 +26,20 @@ from thalweg.errors import CheckpointError, ConfigError
 from thalweg.tasks.transduce.codec import Codec
 from thalweg.tasks.transduce.exporting import as_tokenizer
 
-__all__ = ["FOLDER", "Checkpoint", "build_pretrained", "open_checkpoint", "restore_pretrained", "save_network"]
+__all__ = ["FOLDER", "Sides", "build_pretrained", "open_checkpoint", "restore_pretrained", "save_network"]
 
 FOLDER = "pretrained"
 """Folder of a run with its best model in transformers' format."""
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """What a checkpoint says before its weights are read: both codecs, and how its authors search.
+class Sides:
+    """Both codecs of a model, and what its checkpoint, if it has one, says of its use.
 
-    >>> Checkpoint.__name__
-    'Checkpoint'
+    >>> from thalweg.data import Alphabet, Symbols
+    >>> side = Codec(Symbols(), Alphabet.build(["abc"]))
+    >>> Sides(side, side).task.search()
+    {}
     """
 
     source: Codec
@@ -45,7 +47,7 @@ class Checkpoint:
     task: TaskParameters = field(default_factory=TaskParameters)
 
 
-def open_checkpoint(config: PretrainedConfig) -> Checkpoint:
+def open_checkpoint(config: PretrainedConfig) -> Sides:
     """The codecs of a checkpoint, with special symbols as its config has them, and its task parameters.
 
     >>> open_checkpoint(PretrainedConfig(checkpoint="./absent"))
@@ -77,7 +79,7 @@ def open_checkpoint(config: PretrainedConfig) -> Checkpoint:
         **limits,
     )
     target = Codec.of_tokenizer(second, **told_ids, side="target", limit=reach_of(halves[1]), **limits)
-    return Checkpoint(source, target, task)
+    return Sides(source, target, task)
 
 
 def _generation(name: str) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.errors import ConfigError
 from thalweg.tasks.transduce.codec import Codec, tag_symbol
 from thalweg.tasks.transduce.config import TransduceConfig
-from thalweg.tasks.transduce.pretrained import Checkpoint, open_checkpoint
+from thalweg.tasks.transduce.pretrained import Sides, open_checkpoint
 
 __all__ = ["open_sides"]
 
 
-def open_sides(config: TransduceConfig, training: PairFile) -> Checkpoint:
+def open_sides(config: TransduceConfig, training: PairFile) -> Sides:
     """Both codecs for a config's training pairs, and what a checkpoint says of its use.
 
     >>> from thalweg.data import Pair
@@ -34,7 +34,7 @@ def open_sides(config: TransduceConfig, training: PairFile) -> Checkpoint:
     return _from_data(config, training)
 
 
-def _from_data(config: TransduceConfig, training: PairFile) -> Checkpoint:
+def _from_data(config: TransduceConfig, training: PairFile) -> Sides:
     # One embedding for both sides needs one numbering.
     joint = getattr(config.model, "shared", False) or isinstance(config.model, PretrainedConfig)
     texts = (training.sources(), training.targets())
@@ -58,7 +58,7 @@ def _from_data(config: TransduceConfig, training: PairFile) -> Checkpoint:
     if joint:
         pieces = [pieces[0] + pieces[1]] * 2
     source, target = (Codec(symbols, Alphabet.build(split)) for symbols, split in zip(cut, pieces, strict=True))
-    return Checkpoint(source, target)
+    return Sides(source, target)
 
 
 def _pieces(symbols: Symbols | Subwords, texts: Sequence[str]) -> list[Sequence[str]]:

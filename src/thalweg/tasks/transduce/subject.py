@@ -11,7 +11,8 @@ from torch import nn
 
 from thalweg.data import Example
 from thalweg.data.text.named_pairs import open_pairs
-from thalweg.errors import DataError
+from thalweg.energies.pretrained.config import PretrainedConfig
+from thalweg.errors import ConfigError, DataError
 from thalweg.tasks.config import config_from
 from thalweg.tasks.diagnosis.subject import Subject, Words, planned_steps
 from thalweg.tasks.runs import as_begun
@@ -72,11 +73,13 @@ def open_pairs_subject(
     if trained is not None:
         run = load(trained, device=device)
         config = config_from(as_begun(run.meta["config"], TransduceConfig), TransduceConfig, where=str(trained))
+        _check_own(config)
         spec = data or config.data.dev or config.data.train
         examples = _examples(spec, root, run.source, run.target)
         steps = planned_steps(trained)
         return PairSubject(name, True, cast(nn.Module, run.model), config, steps, spec, examples, run.target)
     assert config is not None
+    _check_own(config)
     ready = prepare(config, root)
     torch.manual_seed(config.training.seed)
     model = build_model(config, ready.source, ready.target).to(device)
@@ -86,6 +89,11 @@ def open_pairs_subject(
     spec = data or config.data.train
     examples = _examples(data, root, ready.source, ready.target) if data else tuple(ready.examples)
     return PairSubject(name, False, model, config, steps, spec, examples, ready.target)
+
+
+def _check_own(config: TransduceConfig) -> None:
+    if isinstance(config.model, PretrainedConfig):
+        raise ConfigError("a diagnosis looks into models of our own, got a pretrained one; `thalweg show` counts it")
 
 
 def _examples(spec: str, root: Path | None, source: Codec, target: Codec) -> tuple[Example, ...]:

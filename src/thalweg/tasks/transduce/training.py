@@ -33,7 +33,7 @@ from thalweg.tasks.transduce.codec import Codec, write_sides
 from thalweg.tasks.transduce.config import TransduceConfig
 from thalweg.tasks.transduce.masking import train_masked
 from thalweg.tasks.transduce.models import SequenceModel, build_model, longest_answer
-from thalweg.tasks.transduce.pretrained import FOLDER, Checkpoint, save_network, stored
+from thalweg.tasks.transduce.pretrained import FOLDER, Sides, save_network, stored
 from thalweg.tasks.transduce.searching import forced_prefix, lexicon_trie
 from thalweg.tasks.transduce.sides import open_sides
 from thalweg.tasks.transduce.transducer import Transducer
@@ -111,7 +111,7 @@ def train(
 
 
 def _first_model(
-    config: TransduceConfig, sides: Checkpoint, examples: Sequence[Example], out: Path, listener: Listener | None
+    config: TransduceConfig, sides: Sides, examples: Sequence[Example], out: Path, listener: Listener | None
 ) -> Seq2Seq | Transformer | Pretrained:
     """The model as its training begins."""
     torch.manual_seed(config.training.seed)
