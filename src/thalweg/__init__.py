@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thalweg import data, diagnostics, energies, inference, layers, learning, metrics, tasks
-    from thalweg.tasks import evaluate, load, train
+    from thalweg.tasks import compare, evaluate, load, train
 
 __version__ = "0.1.0"
 
 __all__ = [
     "__version__",
+    "compare",
     "data",
     "diagnostics",
     "energies",
@@ -30,7 +31,7 @@ __all__ = [
     "train",
 ]
 
-_FUNCTIONS = {"train": "thalweg.tasks", "evaluate": "thalweg.tasks", "load": "thalweg.tasks"}
+_FUNCTIONS = dict.fromkeys(("train", "evaluate", "compare", "load"), "thalweg.tasks")
 
 
 def __getattr__(name: str) -> Any:

@@ -90,7 +90,7 @@ def test_intervals_are_those_of_scores_of_resampled_items():
 
 
 def test_intervals_are_reproducible_and_in_pieces(monkeypatch):
-    from thalweg.metrics import strings as module
+    from thalweg.metrics import bootstrap as module
 
     logs, labels = case(30, 3)
     once = score_classes(logs, labels, resamples=40, seed=1)

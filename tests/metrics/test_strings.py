@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from oracles.metrics import all_scores, bootstrap, closest, corpus_bleu, levenshtein, random_draws
 from thalweg.errors import ConfigError, DataError, ShapeError
 from thalweg.metrics import METRICS, Score, closest_reference, edit_distance, metric_direction, score_strings
-from thalweg.metrics import strings as module
+from thalweg.metrics import bootstrap as resampling
 
 # Seeded and without a time limit, so that a busy machine changes nothing.
 steady = settings(deadline=None, derandomize=True)
@@ -184,7 +184,7 @@ def test_intervals_depend_on_seed_and_level_but_not_on_pieces(monkeypatch):
     narrow = score_strings(hypotheses, gold, resamples=50, seed=3, level=0.5)["cer"]
     assert expected["cer"].low < narrow.low < narrow.high < expected["cer"].high
     for chunk in (1, 100, 33 * 7):
-        monkeypatch.setattr(module, "_CHUNK", chunk)
+        monkeypatch.setattr(resampling, "_CHUNK", chunk)
         assert score_strings(hypotheses, gold, resamples=50, seed=3) == expected
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import sacrebleu
 from toy_task import toy_config, write_pairs
 
 from oracles.metrics import all_scores, closest, levenshtein
@@ -218,7 +219,17 @@ def test_sentences_have_words(tmp_path):
     train(toy_config(path, dev=path, epochs=2, data=symbols), tmp_path / "run")
     found = evaluate(tmp_path / "run", str(path), k=2, device="cpu")
     expected = recomputed(found, ks=(2,), words="space")
+    rows = records(found)
+    texts, gold = [row["answers"][0]["text"] for row in rows], [[row["references"][0] for row in rows]]
+    expected |= {
+        "bleu-13a": sacrebleu.corpus_bleu(texts, gold, force=True).score,
+        "chrf": sacrebleu.corpus_chrf(texts, gold).score,
+    }
     assert {name: score.value for name, score in found.scores.items()} == pytest.approx(expected, abs=1e-9)
+    signatures = {key: score["signature"] for key, score in metrics(found)["scores"].items() if "signature" in score}
+    for key, part in {"bleu": "tok:none", "bleu-13a": "tok:13a", "chrf": "nc:6"}.items():
+        assert part in signatures[key]
+    assert [line.split()[-1] for line in found.remarks()] == list(signatures.values())
 
 
 def test_unknown_symbols_in_the_test_file(run, tmp_path):

@@ -207,6 +207,31 @@ def test_whole_report(run: Path) -> None:
     assert page.tags["article"] == 8 + 6  # a sample of the 12 wrong, all 6 right
 
 
+def test_first_answers_stand_beside_the_references(run: Path) -> None:
+    html = write_report(run).read_text(encoding="utf-8")
+    table = html[html.index("First answers") : html.index("Wrong predictions")]
+    page = Page(table[table.index("<div") :].rpartition("<h3>")[0])
+    assert page.tags["tr"] == 1 + 10, "ten of eighteen"
+    assert page.tags["script"] == 0
+    assert HOSTILE in page.text
+    assert page.text.count("✓") == 4, "of the first ten words four are right"
+    assert "cairooral-qahira" in page.text.replace(" ", "")
+    assert "<mark>θ ɔ t</mark>" in table
+
+
+def test_signatures_are_shown(run: Path) -> None:
+    path = run / "evaluation" / "test" / "metrics.json"
+    metrics = json.loads(path.read_text(encoding="utf-8"))
+    metrics["scores"]["bleu"]["signature"] = "nrefs:1|tok:<none>"
+    metrics["scores"]["chrf"] = {**score("chrF", 44.5, 1.0, higher=True), "signature": "nc:6"}
+    path.write_text(json.dumps(metrics), encoding="utf-8")
+    text = page_of(run).text
+    assert "BLEU: nrefs:1|tok:<none>" in text
+    assert "chrF: nc:6" in text
+    assert "BLEU, chrF of 100" in text
+    assert "43.50 – 45.50" in text
+
+
 def test_commands_can_be_pasted(run: Path) -> None:
     text = page_of(run).text
     options = "--search beam --width 5 --k 3 --references any"

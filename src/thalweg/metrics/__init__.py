@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from thalweg.metrics.bootstrap import Means, Measure, Score, Tally, scored
 from thalweg.metrics.classification import (
     ClassScore,
     Reliability,
@@ -11,10 +12,10 @@ from thalweg.metrics.classification import (
     score_classes,
     temperature_scale,
 )
+from thalweg.metrics.comparison import Difference, compare_tallies
 from thalweg.metrics.confusions import Confusion, Mistake, align, confusions, worst
 from thalweg.metrics.strings import (
     METRICS,
-    Score,
     closest_reference,
     edit_distance,
     metric_direction,
@@ -25,12 +26,17 @@ __all__ = [
     "METRICS",
     "ClassScore",
     "Confusion",
+    "Difference",
+    "Means",
+    "Measure",
     "Mistake",
     "Reliability",
     "Score",
+    "Tally",
     "align",
     "class_scores",
     "closest_reference",
+    "compare_tallies",
     "confusion_matrix",
     "confusions",
     "edit_distance",
@@ -38,6 +44,7 @@ __all__ = [
     "reliability",
     "score_classes",
     "score_strings",
+    "scored",
     "temperature_scale",
     "worst",
 ]

@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thalweg.errors import ConfigError, DataError, ShapeError
-from thalweg.metrics.strings import Score, as_score, check_options, draws
+from thalweg.metrics.bootstrap import Floats, Measure, Score, Tally, check_options, scored
+from thalweg.metrics.strings import metric_direction
 
 __all__ = [
     "TEMPERATURES",
     "ClassScore",
+    "ClassTally",
     "Reliability",
     "class_scores",
     "confusion_matrix",
@@ -29,7 +31,6 @@ __all__ = [
     "temperature_scale",
 ]
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Rows = Tensor | NDArray[Any] | Sequence[Sequence[float]]
 Labels = Tensor | NDArray[Any] | Sequence[int]
@@ -153,31 +154,24 @@ def score_classes(
     >>> print(scores["accuracy"], scores["accuracy@2"], scores["nll"], scores["brier"], sep="; ")
     accuracy 0.5000; accuracy@2 1.0000; NLL 0.7803; Brier 0.5000
     """
-    logs, gold = _checked(log_probs, labels)
     check_options(ks, resamples, level)
-    tally = _Tally(logs, gold, ks, bins)
-    n = len(gold)
-    values = tally.scores(np.ones((1, n)))
-    ends = {key: np.repeat(value, 2) for key, value in values.items()}
-    if resamples:
-        tail = (1 - level) / 2
-        drawn = [tally.scores(times) for times in draws(n, resamples, seed)]
-        for key in values:
-            of_draws = np.sort(np.concatenate([each[key] for each in drawn]))
-            if np.isfinite(of_draws[-1]):
-                ends[key] = np.quantile(of_draws, (tail, 1 - tail))
-            else:  # between numbers and infinity nothing can be interpolated
-                ends[key] = of_draws[[int(tail * (resamples - 1)), resamples - 1 - int(tail * (resamples - 1))]]
-    return {key: as_score(key, _DISPLAY.get(key, key), value, ends[key], n) for key, value in values.items()}
+    tally = ClassTally(log_probs, labels, ks=ks, bins=bins)
+    return scored(tally, resamples=resamples, seed=seed, level=level)
 
 
 _DISPLAY = {"f1": "macro F1", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
 
 
-class _Tally:
-    """Scores of weighted items: how often each item was drawn, ``(R, N)``, gives each score, ``(R,)``."""
+class ClassTally(Tally):
+    """What :func:`score_classes` counts of each item; arguments and keys as there.
 
-    def __init__(self, logs: Floats, gold: Ints, ks: Sequence[int], bins: int):
+    >>> tally = ClassTally(np.log([[0.7, 0.3], [0.6, 0.4]]), [0, 1])
+    >>> tally.scores(np.array([[1.0, 1.0], [2.0, 0.0]]))["accuracy"].tolist()
+    [0.5, 1.0]
+    """
+
+    def __init__(self, log_probs: Rows, labels: Labels, *, ks: Sequence[int] = (), bins: int = 15):
+        logs, gold = _checked(log_probs, labels)
         self.classes = logs.shape[1]
         self.gold, self.predicted = gold, logs.argmax(1)
         self.right = (self.predicted == gold).astype(np.float64)
@@ -191,8 +185,14 @@ class _Tally:
         self.means = {"accuracy": self.right} | {f"accuracy@{k}": (rank < k).astype(np.float64) for k in ks}
         self.nll = -np.where(self.impossible, 0.0, own)
         self.brier = (probs**2).sum(1) - 2 * np.exp(own) + 1
+        keys = (*self.means, "f1", "nll", "brier", "ece")
+        self.measures = {key: Measure(_DISPLAY.get(key, key), metric_direction(key)) for key in keys}
+
+    def __len__(self) -> int:
+        return len(self.gold)
 
     def scores(self, times: Floats) -> dict[str, Floats]:
+        """Every score of items that lie so often in a data set, ``(R, N)`` to ``(R,)`` each; O(R N)."""
         n = times.shape[1]
         found = {key: times @ values / n for key, values in self.means.items()}
         held = _grouped(times, self.gold, self.classes)

@@ -9,27 +9,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from thalweg.errors import ConfigError, DataError, ShapeError, nearest
+from thalweg.metrics.bootstrap import Floats, Measure, Score, Tally, check_options, scored
+from thalweg.metrics.translation import CorpusMetric, corpus_metric
 
 __all__ = [
     "METRICS",
     "Codes",
-    "Score",
-    "as_score",
+    "StringTally",
+    "Words",
     "check_items",
-    "check_options",
     "closest_reference",
-    "draws",
     "edit_distance",
     "metric_direction",
     "score_strings",
 ]
+
+Words = Literal["item", "space"]
+"""Whether an item is one word, or symbols between ``" "`` symbols are."""
 
 METRICS: dict[str, bool] = {"accuracy": True, "cer": False, "wer": False, "bleu": True}
 """The scores of :func:`score_strings` and whether higher is better; ``wer@k`` comes on request."""
@@ -37,12 +38,12 @@ METRICS: dict[str, bool] = {"accuracy": True, "cer": False, "wer": False, "bleu"
 # The scores of classes, whose home is `classification`; here, so that one function knows the direction of all.
 _OF_CLASSES = {"f1": True, "nll": False, "brier": False, "ece": False}
 
-# Counts drawn at once by the bootstrap: 8 MiB of float64 whatever the number of items.
-_CHUNK = 1 << 20
+# The figures that sacrebleu computes; those of text alone choose no model in training.
+_SACREBLEU = {"bleu": "BLEU", "bleu-13a": "BLEU (13a)", "chrf": "chrF"}
 
-# Columns of the per-item statistics; the errors within the first k follow, one column for each k.
-_CORRECT, _EDITS, _LENGTH, _WORD_EDITS, _WORDS, _BLEU = range(6)
-_AT_K = _BLEU + 10  # BLEU has two lengths, four match counts and four n-gram counts
+# Columns of the per-item statistics; the errors within the first k follow, one column for each k, then the counts of
+# sacrebleu's metrics.
+_CORRECT, _EDITS, _LENGTH, _WORD_EDITS, _WORDS, _AT_K = range(6)
 
 Distance = Callable[[Sequence[int], Sequence[int]], int]
 
@@ -94,41 +95,6 @@ def closest_reference(hypothesis: Sequence[str], references: Sequence[Sequence[s
     return _closest(codes.encode(hypothesis), [codes.encode(r) for r in references], _distance())
 
 
-@dataclass(frozen=True)
-class Score:
-    """One figure with its interval.
-
-    Attributes:
-        name: for display (``"CER"``; use ``dataclasses.replace(score, name="PER")`` for phones).
-        value: the figure on all items; rates are fractions (0.2 is 20 %), BLEU is 0..100.
-        low: lower end of the bootstrap interval.
-        high: upper end; equal to ``low`` and ``value`` where nothing was resampled.
-        n: number of items.
-        higher_is_better: the direction.
-
-    Printing leaves out an interval of no width.
-
-    >>> print(Score("CER", 0.20717, 0.199, 0.21512, 1000, higher_is_better=False))
-    CER 0.2072 [0.1990, 0.2151]
-    """
-
-    name: str
-    value: float
-    low: float
-    high: float
-    n: int
-    higher_is_better: bool
-
-    def __str__(self) -> str:
-        digits = 2 if self.name == "BLEU" else 4
-        text = f"{self.name} {self.value:.{digits}f}"
-        return text if self.low == self.high else f"{text} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
-
-    def to_json(self) -> dict[str, Any]:
-        """The attributes as a dictionary that ``json`` can write; ``Score(**d)`` reads it back."""
-        return asdict(self)
-
-
 def metric_direction(name: str) -> bool:
     """Whether a higher value of a metric is better: ``METRICS``, ``wer@k``, ``loss``, and those of classes.
 
@@ -153,7 +119,8 @@ def score_strings(
     references: Sequence[Sequence[Sequence[str]]],
     *,
     ks: Sequence[int] = (),
-    words: Literal["item", "space"] = "item",
+    words: Words = "item",
+    text: Callable[[Sequence[str]], str] | None = None,
     resamples: int = 1000,
     seed: int = 0,
     level: float = 0.95,
@@ -169,11 +136,16 @@ def score_strings(
       between ``" "`` symbols form words and it is the same ratio as ``cer`` over words;
     * ``wer@k`` for k in ``ks``: share of items with none of the first k hypotheses equal to any reference;
     * ``bleu``: sacrebleu's corpus BLEU (0..100; four orders, exponential smoothing, closest reference
-      length), over symbols or, with ``words="space"``, words. It is 0 where no hypothesis has four tokens.
+      length), over symbols or, with ``words="space"``, words. It is 0 where no hypothesis has four tokens;
+    * with ``text``: ``chrf``, sacrebleu's chrF of the text (0..100), and with ``words="space"`` ``bleu-13a``, its BLEU
+      of the text cut into words and punctuation as at WMT (``tokenize="13a"``).
+
+    BLEU and chrF carry sacrebleu's signature, by which others get the same figures.
 
     Args:
         hypotheses: N lists, best first.
         references: N lists of one or more.
+        text: writes symbols as people read them; such text is worth scoring where it is written language.
         resamples: bootstrap draws of N items with replacement, shared by all scores; 0 gives no intervals.
         seed: of the draws; the same seed gives the same intervals.
         level: coverage of the interval between the ``(1 ± level) / 2`` quantiles.
@@ -187,25 +159,77 @@ def score_strings(
     accuracy 0.5000; CER 0.1667; WER@2 0.0000
     """
     check_options(ks, resamples, level)
-    if words not in ("item", "space"):
-        raise ConfigError(f"`words` must be item or space, got `{words}`; {nearest(words, ['item', 'space'])}")
-    check_items(hypotheses, references)
-    n = len(hypotheses)
-    statistics = np.array(list(_item_rows(hypotheses, references, ks, words)), dtype=np.float64)  # (N, M)
-    values = _scores(statistics.sum(axis=0, keepdims=True), n, ks)
-    if resamples:
-        tail = (1 - level) / 2
-        drawn = _scores(_resampled_totals(statistics, resamples, seed), n, ks)
-        ends = {key: np.quantile(of_draws, (tail, 1 - tail)) for key, of_draws in drawn.items()}
-    else:
-        ends = {key: np.repeat(value, 2) for key, value in values.items()}
-    names = {key: key if key == "accuracy" else key.upper() for key in values}
-    return {key: as_score(key, names[key], value, ends[key], n) for key, value in values.items()}
+    tally = StringTally(hypotheses, references, ks=ks, words=words, text=text)
+    return scored(tally, resamples=resamples, seed=seed, level=level)
 
 
-def as_score(key: str, name: str, value: NDArray[Any], ends: NDArray[Any], n: int) -> Score:
-    """A metric of n items by its key: its first value, and the two ends of its interval."""
-    return Score(name, float(value[0]), float(ends[0]), float(ends[1]), n, metric_direction(key))
+class StringTally(Tally):
+    """What :func:`score_strings` counts of each item; arguments and keys as there.
+
+    Args:
+        unit: what a symbol is, in the plural: error rates over different units are not compared.
+
+    >>> tally = StringTally([[tuple("cat")], [tuple("dig")]], [[tuple("cat")], [tuple("dog")]])
+    >>> tally.scores(np.array([[1.0, 1.0], [0.0, 2.0]]))["accuracy"].tolist()
+    [0.5, 0.0]
+    """
+
+    def __init__(
+        self,
+        hypotheses: Sequence[Sequence[Sequence[str]]],
+        references: Sequence[Sequence[Sequence[str]]],
+        *,
+        ks: Sequence[int] = (),
+        words: Words = "item",
+        text: Callable[[Sequence[str]], str] | None = None,
+        unit: str = "symbols",
+    ):
+        check_options(ks, 0, 0.5)
+        if words not in ("item", "space"):
+            raise ConfigError(f"`words` must be item or space, got `{words}`; {nearest(words, ['item', 'space'])}")
+        check_items(hypotheses, references)
+        self.ks = ks
+        self._metrics: dict[str, CorpusMetric] = {"bleu": corpus_metric("none")}
+        rows = [
+            _item_rows(hypotheses, references, ks, words),
+            _token_rows(hypotheses, references, words, self._metrics["bleu"]),
+        ]
+        if text is not None:
+            # BLEU of words asks for items of several.
+            for key in ("bleu-13a", "chrf") if words == "space" else ("chrf",):
+                self._metrics[key] = corpus_metric("13a" if key == "bleu-13a" else "chrf")
+                rows.append(_text_rows(hypotheses, references, text, self._metrics[key]))
+        self._counts = np.concatenate([np.array(list(each), dtype=np.float64) for each in rows], axis=1)  # (N, M)
+        self.measures = self._measures(unit, words)
+
+    def _measures(self, unit: str, words: Words) -> dict[str, Measure]:
+        names = {"accuracy": "accuracy", "cer": "CER", "wer": "WER"} | {f"wer@{k}": f"WER@{k}" for k in self.ks}
+        units = {"cer": unit, "wer": "words" if words == "space" else "items"}
+        units |= {"bleu": "words" if words == "space" else unit}
+        return {
+            key: Measure(name, metric_direction(key), unit=units.get(key, "items")) for key, name in names.items()
+        } | {
+            key: Measure(_SACREBLEU[key], True, metric.signature, units.get(key, "text"))
+            for key, metric in self._metrics.items()
+        }
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def scores(self, times: Floats) -> dict[str, Floats]:
+        """Every score from sums of the counts, which are exact, since counts are whole."""
+        totals, n = times @ self._counts, len(self)
+        found = {
+            "accuracy": totals[:, _CORRECT] / n,
+            "cer": totals[:, _EDITS] / np.maximum(totals[:, _LENGTH], 1),
+            "wer": totals[:, _WORD_EDITS] / np.maximum(totals[:, _WORDS], 1),
+        }
+        found |= {f"wer@{k}": totals[:, _AT_K + i] / n for i, k in enumerate(self.ks)}
+        start = _AT_K + len(self.ks)
+        for key, metric in self._metrics.items():
+            found[key] = metric.scores(totals[:, start : start + metric.width])
+            start += metric.width
+        return found
 
 
 def check_items(hypotheses: Sequence[Sequence[Sequence[str]]], references: Sequence[Sequence[Sequence[str]]]) -> None:
@@ -231,17 +255,6 @@ def check_items(hypotheses: Sequence[Sequence[Sequence[str]]], references: Seque
                     f"`{name}[{item}]` must be a list of symbol sequences, got {sequences!r:.60}; "
                     "split it first, e.g. [tuple(text)]"
                 )
-
-
-def check_options(ks: Sequence[int], resamples: int, level: float) -> None:
-    """Raise unless the ranks, the number of draws and the coverage of scores make sense."""
-    for k in ks:
-        if k != int(k) or k < 1:
-            raise ConfigError(f"`ks` must hold whole numbers of at least 1, got {k}; e.g. ks=(1, 5)")
-    if resamples < 0:
-        raise ConfigError(f"`resamples` must be 0 or more, got {resamples}; 1000 is usual, 0 gives no intervals")
-    if not 0 < level < 1:
-        raise ConfigError(f"`level` must lie between 0 and 1, got {level}; 0.95 is usual")
 
 
 def _distance() -> Distance:
@@ -277,10 +290,10 @@ def _item_rows(
     hypotheses: Sequence[Sequence[Sequence[str]]],
     references: Sequence[Sequence[Sequence[str]]],
     ks: Sequence[int],
-    words: str,
+    words: Words,
 ) -> Iterator[list[int]]:
-    """One row of sufficient statistics per item: every score is a function of the sum of these rows."""
-    distance, bleu_counts = _distance(), _bleu_counter()
+    """Right or not, edits and length, those in words, and the errors within the first k, of each item."""
+    distance = _distance()
     symbol_codes, word_codes = Codes(), Codes()
     for candidates, answers in zip(hypotheses, references, strict=True):
         coded = [symbol_codes.encode(candidate) for candidate in candidates or [()]]
@@ -290,58 +303,36 @@ def _item_rows(
         row = [int(edits == 0), edits, len(gold[index])]
         if words == "item":
             row += [int(edits > 0), 1]
-            row += bleu_counts(coded[0], gold)
         else:
             best = word_codes.encode(_split_words(candidates[0] if candidates else ()))
             gold_words = [word_codes.encode(_split_words(answer)) for answer in answers]
             index, edits = _closest(best, gold_words, distance)
             row += [edits, len(gold_words[index])]
-            row += bleu_counts(best, gold_words)
         yield row + [int(rank >= min(k, len(coded))) for k in ks]
 
 
-def _bleu_counter() -> Callable[[tuple[int, ...], Sequence[tuple[int, ...]]], list[int]]:
-    from sacrebleu.metrics.bleu import BLEU
+def _token_rows(
+    hypotheses: Sequence[Sequence[Sequence[str]]],
+    references: Sequence[Sequence[Sequence[str]]],
+    words: Words,
+    metric: CorpusMetric,
+) -> Iterator[list[int]]:
+    """Counts of symbols, or of words, each written as its number."""
+    codes = Codes()
 
-    # `effective_order` only silences the advice about single sentences; the counts do not depend on it.
-    scorer = BLEU(tokenize="none", effective_order=True)
+    def numbers(symbols: Sequence[str]) -> str:
+        return " ".join(map(str, codes.encode(symbols if words == "item" else _split_words(symbols))))
 
-    def counts(hypothesis: tuple[int, ...], references: Sequence[tuple[int, ...]]) -> list[int]:
-        """System length, reference length, matches of orders 1..4, n-grams of orders 1..4."""
-        texts = [" ".join(map(str, sequence)) for sequence in (hypothesis, *references)]
-        found = scorer.sentence_score(texts[0], texts[1:])
-        return [found.sys_len, found.ref_len, *found.counts, *found.totals]
-
-    return counts
-
-
-def _resampled_totals(statistics: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
-    """Sums over draws of N items, ``(N, M)`` to ``(resamples, M)``; exact, since counts are whole."""
-    return np.concatenate([times @ statistics for times in draws(len(statistics), resamples, seed)])
+    for candidates, answers in zip(hypotheses, references, strict=True):
+        yield metric.counts(numbers(candidates[0] if candidates else ()), [numbers(answer) for answer in answers])
 
 
-def draws(n: int, resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:
-    """How often each of N items is drawn in each of so many draws with replacement, ``(some, N)`` at a time."""
-    generator = np.random.default_rng(seed)
-    at_once = max(1, _CHUNK // n)
-    for done in range(0, resamples, at_once):
-        count = min(at_once, resamples - done)
-        rows = generator.integers(0, n, size=(count, n)) + n * np.arange(count)[:, None]
-        yield np.bincount(rows.ravel(), minlength=count * n).reshape(count, n).astype(np.float64)
-
-
-def _scores(totals: NDArray[np.float64], n: int, ks: Sequence[int]) -> dict[str, NDArray[np.float64]]:
-    """Every score from summed statistics: ``(R, M)`` to ``(R,)`` each."""
-    from sacrebleu.metrics.bleu import BLEU
-
-    def bleu(row: list[int]) -> float:
-        return BLEU.compute_bleu(row[2:6], row[6:10], row[0], row[1], smooth_method="exp").score
-
-    scores = {
-        "accuracy": totals[:, _CORRECT] / n,
-        "cer": totals[:, _EDITS] / np.maximum(totals[:, _LENGTH], 1),
-        "wer": totals[:, _WORD_EDITS] / np.maximum(totals[:, _WORDS], 1),
-    }
-    scores |= {f"wer@{k}": totals[:, _AT_K + i] / n for i, k in enumerate(ks)}
-    counts: list[list[int]] = totals[:, _BLEU:_AT_K].astype(np.int64).tolist()
-    return scores | {"bleu": np.array([bleu(row) for row in counts])}
+def _text_rows(
+    hypotheses: Sequence[Sequence[Sequence[str]]],
+    references: Sequence[Sequence[Sequence[str]]],
+    text: Callable[[Sequence[str]], str],
+    metric: CorpusMetric,
+) -> Iterator[list[int]]:
+    """Counts of the text itself."""
+    for candidates, answers in zip(hypotheses, references, strict=True):
+        yield metric.counts(text(candidates[0] if candidates else ()), [text(answer) for answer in answers])

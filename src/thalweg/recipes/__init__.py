@@ -238,7 +238,7 @@ def _table(recipe: Recipe, found: list[dict[str, Score]]) -> list[dict[str, str]
     rows = []
     for key, first in found[0].items():
         values = [scores[key].value for scores in found]
-        digits = 2 if key.endswith("bleu") else 4
+        digits = first.digits
         row = {"metric": first.name}
         if recipe.published:
             row["published"] = f"{recipe.published[key]:.{digits}f}" if key in recipe.published else ""

@@ -3,6 +3,7 @@
 from thalweg.tasks.base import Evaluation, Task
 from thalweg.tasks.classify.classifier import Classifier
 from thalweg.tasks.classify.config import ClassifyConfig
+from thalweg.tasks.comparison import Comparison, compare
 from thalweg.tasks.registry import (
     apply_overrides,
     build_config,
@@ -27,6 +28,7 @@ __all__ = [
     "Answer",
     "Classifier",
     "ClassifyConfig",
+    "Comparison",
     "DataConfig",
     "Evaluation",
     "Prediction",
@@ -38,6 +40,7 @@ __all__ = [
     "Transducer",
     "apply_overrides",
     "build_config",
+    "compare",
     "evaluate",
     "list_tasks",
     "load",

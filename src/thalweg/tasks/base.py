@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from thalweg.errors import ConfigError
 from thalweg.learning.trainer import Watch
-from thalweg.metrics import Score
+from thalweg.metrics import Score, Tally
 from thalweg.tasks.config import as_settings, config_from, lay_over
 from thalweg.tasks.runs import Listener, TrainResult
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from thalweg.tasks.diagnosis.subject import Subject
     from thalweg.tasks.report.part import ReportPart
 
-__all__ = ["Evaluation", "Record", "Shown", "Table", "Task"]
+__all__ = ["Evaluation", "Measured", "Record", "Shown", "Table", "Task", "signatures"]
 
 
 class Table(NamedTuple):
@@ -60,12 +60,34 @@ class Record(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Measured:
+    """Every item of an evaluation, so that it can be compared with another run's on the same items.
+
+    Attributes:
+        sources: the inputs, or their names; references: what is right of each, nothing where nothing is.
+        answers: the first answer to each, as a person reads it.
+        tally: what was counted of each, of which all scores are made.
+
+    >>> from thalweg.metrics import Means, Measure
+    >>> tally = Means({"mae": [0.5]}, {"mae": Measure("MAE", False)})
+    >>> Measured(sources=("2.0",), references=(("5.0",),), answers=("5.5",), tally=tally).answers
+    ('5.5',)
+    """
+
+    sources: Sequence[str]
+    references: Sequence[Sequence[str]]
+    answers: Sequence[str]
+    tally: Tally
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Scores of one run on some data, and the directory that holds the details.
 
     Attributes:
         data: what was measured on; items: how many were; speed: of them a second.
+        measured: item by item, where the task can compare runs.
 
     >>> Evaluation(Path("runs/x/evaluation/test"), "test.tsv", {}, 100, 2000.0).said()
     'test.tsv: 100 items, 2,000 a second'
@@ -79,6 +101,7 @@ class Evaluation:
     scores: dict[str, Score] = field(default_factory=dict)
     items: int = 0
     speed: float = 0.0
+    measured: Measured | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def said(self) -> str:
         """What was done, in a line."""
@@ -89,8 +112,8 @@ class Evaluation:
         return [Table([_row(score) for score in self.scores.values()], ("value", "low", "high", "items"))]
 
     def remarks(self) -> list[str]:
-        """Further lines."""
-        return []
+        """Further lines: the signatures of scores that have one."""
+        return signatures(self.scores)
 
     def files(self) -> dict[Path, str]:
         """What was written, and what each file holds."""
@@ -103,9 +126,17 @@ class Evaluation:
         return {"file": self.data, "items": self.items, "scores": scores, "items_per_second": self.speed}
 
 
+def signatures(scores: Mapping[str, Score]) -> list[str]:
+    """A line for each score that others can get the same way, with what they need to.
+
+    >>> signatures({"chrf": Score("chrF", 50.0, 50.0, 50.0, 9, True, "nrefs:1|case:mixed")})
+    ['chrF                          nrefs:1|case:mixed']
+    """
+    return [f"{score.name:<29} {score.signature}" for score in scores.values() if score.signature]
+
+
 def _row(score: Score) -> dict[str, str]:
-    digits = 2 if score.name.lower() == "bleu" else 4
-    ends = {name: f"{getattr(score, name):.{digits}f}" for name in ("value", "low", "high")}
+    ends = {name: f"{getattr(score, name):.{score.digits}f}" for name in ("value", "low", "high")}
     better = "higher" if score.higher_is_better else "lower"
     return {"metric": score.name, **ends, "items": f"{score.n:,}", "better": better}
 

@@ -18,15 +18,17 @@ from thalweg.data.images.files import SPLITS
 from thalweg.data.images.reading import ImageSplit, read_labelled
 from thalweg.errors import DataError, ThalwegError
 from thalweg.files import write_text
+from thalweg.metrics.bootstrap import scored
 from thalweg.metrics.classification import (
     ClassScore,
+    ClassTally,
     class_scores,
     confusion_matrix,
     reliability,
     score_classes,
     temperature_scale,
 )
-from thalweg.tasks.base import Evaluation, Table
+from thalweg.tasks.base import Evaluation, Measured, Table
 from thalweg.tasks.classify.classifier import Classifier, load_classifier
 from thalweg.tasks.classify.config import ClassifyConfig
 from thalweg.tasks.classify.pictures import draw_confusion, draw_mistakes, draw_reliability, pictures
@@ -139,20 +141,26 @@ def evaluate(
     if not torch.isfinite(log_probs.exp().sum()):
         raise DataError(f"{run}: expected a model with finite energies, got one without; train it again, more slowly")
     ks = sorted({n for n in (2, 3, 5, k) if 1 < n <= k and n < len(classifier.classes)})
-    scores = score_classes(log_probs, split.labels, ks=ks)
+    tally = ClassTally(log_probs, split.labels, ks=ks)
     matrix = confusion_matrix(log_probs.argmax(1), split.labels, len(classifier.classes))
     temperature, calibrated, tables = _calibration(classifier, split, log_probs, root, is_val=label == "val")
     home = Path(run).parent if Path(run).is_file() else Path(run)
     result = ClassEvaluation(
         home / "evaluation" / (name or file_name(label.replace("/", "-"))),
         spec,
-        scores,
+        scored(tally),
         len(split),
         speed,
         class_scores(matrix, classifier.classes),
         matrix,
         temperature,
         calibrated,
+        measured=Measured(
+            sources=tuple(split.files),
+            references=tuple((classifier.classes[label],) for label in split.labels.tolist()),
+            answers=tuple(classifier.classes[best] for best in log_probs.argmax(1).tolist()),
+            tally=tally,
+        ),
     )
     facts = {
         **result.to_json(),

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from thalweg.data.tables import Table, read_table
 from thalweg.errors import ConfigError
 from thalweg.files import write_atomically
-from thalweg.metrics import Score
-from thalweg.metrics.strings import draws
-from thalweg.tasks.base import Evaluation, Shown, Task
+from thalweg.metrics import Means, Measure, scored
+from thalweg.tasks.base import Evaluation, Measured, Shown, Task
 from thalweg.tasks.density.config import PRESETS, DensityConfig
 from thalweg.tasks.density.model import Density, Rating, build_estimator, load_density
 from thalweg.tasks.runs import Listener, TrainResult
@@ -30,6 +28,7 @@ __all__ = ["TASK", "DensityTask"]
 
 UNUSUAL = 0.01
 """An item whose rank is below this is unusual."""
+MEASURES = {"nll": Measure("NLL", False), "unusual": Measure("unusual", False)}
 
 # Of an evaluation, so many points are drawn and so many items listed.
 _DRAWN, _LISTED = 2000, 20
@@ -87,10 +86,16 @@ class DensityTask(Task):
         began = time.perf_counter()
         ratings = list(model.predict(table, k))
         speed = len(ratings) / max(time.perf_counter() - began, 1e-9)
-        values = np.array([[-rating.log_density, rating.rank < UNUSUAL] for rating in ratings], dtype=np.float64)
-        scores = {"nll": _score("NLL", values[:, 0]), "unusual": _score("unusual", values[:, 1])}
+        values = {"nll": [-each.log_density for each in ratings], "unusual": [each.rank < UNUSUAL for each in ratings]}
+        tally = Means(values, MEASURES)
+        measured = Measured(
+            sources=tuple(rating.source for rating in ratings),
+            references=((),) * len(ratings),
+            answers=tuple(f"log density {rating.log_density:.4f}" for rating in ratings),
+            tally=tally,
+        )
         folder = Path(run) / "evaluation" / (name or Path(table.path).stem)
-        result = Evaluation(folder, table.path, scores, len(ratings), speed)
+        result = Evaluation(folder, table.path, scored(tally), len(ratings), speed, measured=measured)
         lines = "".join(json.dumps(rating.to_json()) + "\n" for rating in ratings)
         write_atomically(folder / "predictions.jsonl", lines.encode())
         write_atomically(folder / "pictures.json", json.dumps(_pictures(table, ratings)).encode())
@@ -138,13 +143,6 @@ class DensityTask(Task):
         first = next(model.estimator.parameters())
         row = torch.zeros(*[1] * (2 if hasattr(model.estimator, "viterbi") else 1), len(model.centre)).to(first)
         return Shown(model.estimator, (row,), f"one row of {len(model.centre)} numbers")
-
-
-def _score(name: str, values: NDArray[np.float64]) -> Score:
-    """The mean with its bootstrap interval."""
-    means = np.concatenate([times @ values / len(values) for times in draws(len(values), 1000, 0)])
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Score(name, float(values.mean()), float(low), float(high), len(values), False)
 
 
 def _pictures(table: Table, ratings: list[Rating]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from thalweg.metrics.bootstrap import full_scale
 from thalweg.tasks.report.page import chart_card, command_lines, fact_list, tile
 from thalweg.tasks.report.part import ReportPart
 from thalweg.tasks.report.plots import Curve, curve_svg
@@ -20,6 +21,8 @@ NAMES = {
     "cer": "CER",
     "wer": "WER",
     "bleu": "BLEU",
+    "bleu-13a": "BLEU (13a)",
+    "chrf": "chrF",
     "loss": "Loss",
     "f1": "Macro F1",
     "nll": "NLL",
@@ -27,7 +30,7 @@ NAMES = {
     "ece": "ECE",
 }
 REASONS = {"epochs": "all epochs done", "patience": "stopped early"}
-TILES = ("accuracy", "cer", "wer", "bleu", "f1", "nll", "ece")
+TILES = ("accuracy", "cer", "wer", "bleu", "chrf", "f1", "nll", "ece")
 
 
 def header(record: RunRecord) -> str:
@@ -101,18 +104,19 @@ class _Score:
     low: float
     high: float
     better: str
+    signature: str = ""
 
     @property
     def full(self) -> float:
-        """The end of the scale: BLEU runs to 100, rates to 1 or more (a CER can be above 1)."""
-        return 100.0 if self.key == "bleu" else max(1.0, self.high)
+        """The end of the scale: BLEU and chrF run to 100, rates to 1 or more (a CER can be above 1)."""
+        return max(full_scale(self.key), self.high)
 
     @property
     def interval(self) -> str:
         return f"{self.show(self.low)} – {self.show(self.high)}"
 
     def show(self, number: float) -> str:
-        return f"{number:.{2 if self.key == 'bleu' else 4}f}"
+        return f"{number:.{2 if full_scale(self.key) > 1 else 4}f}"
 
 
 def _scores(evaluation: EvaluationRecord) -> list[_Score]:
@@ -126,7 +130,8 @@ def _scores(evaluation: EvaluationRecord) -> list[_Score]:
         higher = score.get("higher_is_better")
         better = "" if not isinstance(higher, bool) else "higher is better" if higher else "lower is better"
         name = _display_name(key, score.get("name"))
-        scores.append(_Score(key, name, value, value if low is None else low, value if high is None else high, better))
+        ends = (value if low is None else low, value if high is None else high)
+        scores.append(_Score(key, name, value, *ends, better, str(score.get("signature") or "")))
     return scores
 
 
@@ -165,14 +170,21 @@ def _metrics_card(evaluation: EvaluationRecord, part: ReportPart) -> str:
         f'<td class="number">{score.interval}</td><td class="wide">{_bar(score)}</td></tr>'
         for score in scores
     )
-    scale = "of 1, BLEU of 100" if any(score.key == "bleu" for score in scores) else "of 1"
+    hundreds = [score.name for score in scores if full_scale(score.key) > 1]
+    scale = f"of 1, {', '.join(hundreds)} of 100" if hundreds else "of 1"
     scale += ", NLL in nats" if any(score.key == "nll" for score in scores) else ""
     return (
         f'<div class="card">{title}<p class="muted">{_conditions(metrics, part)}</p>{part.remarks(metrics)}'
         '<table class="metrics"><thead><tr><th>metric</th><th class="number">value</th>'
         '<th class="number">95 % interval</th>'
-        f'<th class="wide">{scale}</th></tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<th class="wide">{escape(scale)}</th></tr></thead><tbody>{rows}</tbody></table>{_signatures(scores)}</div>'
     )
+
+
+def _signatures(scores: Sequence[_Score]) -> str:
+    """How sacrebleu gets the same figures."""
+    said = "<br>".join(f"{escape(each.name)}: {escape(each.signature)}" for each in scores if each.signature)
+    return f'<p class="muted">{said}</p>' if said else ""
 
 
 def _conditions(metrics: dict[str, Any], part: ReportPart) -> str:

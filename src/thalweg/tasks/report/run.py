@@ -17,6 +17,7 @@ from typing import Any
 from thalweg.errors import ConfigError
 from thalweg.tasks.registry import task_of
 from thalweg.tasks.report.part import ReportPart
+from thalweg.tasks.report.tables import FIRST
 from thalweg.tasks.report.text import as_number
 
 __all__ = ["EvaluationRecord", "RunRecord", "TrainingLog", "read_log", "read_run"]
@@ -98,6 +99,7 @@ class EvaluationRecord:
     metrics: dict[str, Any] | None = None
     items: int | None = None
     correct: int = 0
+    first: list[dict[str, Any]] = field(default_factory=list)
     right: list[dict[str, Any]] = field(default_factory=list)
     wrong: list[dict[str, Any]] = field(default_factory=list)
     worst: list[list[str]] | None = None
@@ -234,6 +236,8 @@ def _sample_predictions(path: Path, record: EvaluationRecord) -> None:
         if item is None:
             continue
         record.items += 1
+        if len(record.first) < FIRST:
+            record.first.append(item)
         is_right = item.get("correct") is True
         record.correct += is_right
         kept, seen = (record.right, record.correct) if is_right else (record.wrong, record.items - record.correct)

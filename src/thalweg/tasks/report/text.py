@@ -16,6 +16,7 @@ from typing import Any
 __all__ = [
     "as_list",
     "as_number",
+    "closest",
     "describe",
     "difference",
     "duration",
@@ -141,6 +142,19 @@ def describe(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(describe(each) for each in value)
     return str(value)
+
+
+def closest(text: str, references: Sequence[str]) -> str | None:
+    """The reference that is most like a text; None where there is none.
+
+    >>> closest("k ʌ t", ["d ɒ ɡ", "k æ t"])
+    'k æ t'
+    """
+
+    def likeness(reference: str) -> float:
+        return difflib.SequenceMatcher(None, text, reference, autojunk=False).ratio()
+
+    return max(references, key=likeness, default=None)
 
 
 def symbol(text: str) -> str:

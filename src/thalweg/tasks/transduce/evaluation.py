@@ -19,11 +19,12 @@ from thalweg.data.text.named_pairs import open_pairs
 from thalweg.errors import ConfigError
 from thalweg.files import write_text
 from thalweg.inference import Hypotheses, OptimalityReport
-from thalweg.metrics import closest_reference, confusions, score_strings, worst
-from thalweg.tasks.base import Evaluation
+from thalweg.metrics import closest_reference, confusions, scored, worst
+from thalweg.metrics.strings import StringTally, Words
+from thalweg.tasks.base import Evaluation, Measured
 from thalweg.tasks.names import check_name, file_name
 from thalweg.tasks.transduce.answers import Answer, Prediction, Source
-from thalweg.tasks.transduce.codec import is_tag
+from thalweg.tasks.transduce.codec import Codec, Piece, is_tag
 from thalweg.tasks.transduce.ensembles import open_runs
 from thalweg.tasks.transduce.search_settings import SearchConfig
 from thalweg.tasks.transduce.training import words_of
@@ -65,11 +66,13 @@ class PairEvaluation(Evaluation):
 
     def remarks(self) -> list[str]:
         """What exact search found out."""
+        said = super().remarks()
         if self.exact is None:
-            return []
+            return said
         shares = _shares(self.exact)
         found = f"{shares['beam_optimal']:8.2%}, a better answer {shares['beam_beaten']:.2%}"
         return [
+            *said,
             f"proved the most probable      {shares['proved']:8.2%} of items",
             f"beam {self.exact.width} finds it already      {found}",
             f"it is the empty answer        {shares['empty']:8.2%}",
@@ -148,9 +151,14 @@ def evaluate(
     answers = [[side.counted(answer.symbols) for answer in p.answers] for p in predictions]
     gold = [[side.units(text) for text in item.references] for item in items]
     ks = sorted({n for n in (3, 5, 10, k) if 1 < n <= k})
-    scores = score_strings(answers, gold, ks=ks, words=words_of(transducer.target, pairs.targets()))
-    if transducer.target.symbols.kind == "spaced":
-        scores["cer"] = dataclasses.replace(scores["cer"], name="PER")
+    tally = _tally(side, answers, gold, ks, words_of(side, pairs.targets()))
+    scores = scored(tally)
+    measured = Measured(
+        sources=tuple(_named(item) for item in items),
+        references=tuple(item.references for item in items),
+        answers=tuple(side.join_units(best[0]) if best else "" for best in answers),
+        tally=tally,
+    )
 
     home = Path(run).parent if Path(run).is_file() else Path(run)
     directory = home / "evaluation" / (name or _stem(spec))
@@ -174,7 +182,23 @@ def evaluate(
     _write_predictions(directory, items, predictions, answers, gold)
     _write_tables(directory, items, answers, gold, transducer)
     _write_attention(directory, transducer, items, predictions, answers, gold)
-    return PairEvaluation(directory, spec, scores, len(items), speed, how.search, exact)
+    return PairEvaluation(directory, spec, scores, len(items), speed, how.search, exact, measured=measured)
+
+
+def _tally(
+    side: Codec, answers: list[list[Piece]], gold: list[list[Piece]], ks: Sequence[int], words: Words
+) -> StringTally:
+    """What is counted; of sentences, and of what a model of pieces writes, also the text itself."""
+    written = words == "space" or side.pieced
+    unit = "characters, NFC" if side.pieced else str(side.symbols)
+    tally = StringTally(answers, gold, ks=ks, words=words, text=side.join_units if written else None, unit=unit)
+    if side.symbols.kind == "spaced":
+        tally.measures = {**tally.measures, "cer": tally.measures["cer"]._replace(name="PER")}
+    return tally
+
+
+def _named(item: _Item) -> str:
+    return f"{item.source} ({';'.join(item.features)})" if item.features else item.source
 
 
 def _stem(spec: str) -> str:
@@ -252,8 +276,7 @@ def _write_tables(
     rows = ["source\treferences\tprediction\tedits\n"]
     for mistake in worst(answers, gold, limit=200):
         item = items[mistake.item]
-        source = f"{item.source} ({';'.join(item.features)})" if item.features else item.source
-        rows.append(f"{source}\t{' | '.join(item.references)}\t{join(mistake.hypothesis)}\t{mistake.edits}\n")
+        rows.append(f"{_named(item)}\t{' | '.join(item.references)}\t{join(mistake.hypothesis)}\t{mistake.edits}\n")
     write_text(directory / "worst.tsv", "".join(rows))
     rows = ["gold\tpredicted\tcount\n"]
     for confusion in confusions(answers, gold):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 from thalweg.tasks.report.page import bar
 from thalweg.tasks.report.part import ReportPart
 from thalweg.tasks.report.run import EvaluationRecord, RunRecord
-from thalweg.tasks.report.tables import table_of
+from thalweg.tasks.report.tables import outputs_table, table_of
 from thalweg.tasks.report.text import (
     as_list,
     as_number,
+    closest,
     describe,
     difference,
     escape,
@@ -104,7 +104,7 @@ class StringReport(ReportPart):
         )
         return (
             f'<section id="evaluation-{place}"><h2>Answers on {foreign(evaluation.name)}</h2>'
-            f"{_predictions(evaluation)}<h3>Attention</h3>{attention_maps(evaluation.attention)}{tables}</section>"
+            f"{_first(evaluation)}{_predictions(evaluation)}<h3>Attention</h3>{attention_maps(evaluation.attention)}{tables}</section>"
         )
 
     def commands(self, run: str, record: RunRecord) -> list[tuple[str, list[str]]]:
@@ -163,6 +163,21 @@ def _evaluate(run: str, evaluation: EvaluationRecord) -> list[str]:
     return words
 
 
+def _first(evaluation: EvaluationRecord) -> str:
+    """The first answers beside the references, as papers print them."""
+    if not evaluation.first:
+        return ""
+    items = []
+    for item in evaluation.first:
+        tags = ";".join(_strings(item.get("features")))
+        source = f"{item.get('source', '')} ({tags})" if tags else str(item.get("source", ""))
+        answers = [each for each in as_list(item.get("answers")) if isinstance(each, dict)]
+        best = str(answers[0].get("text", "")) if answers else ""
+        items.append((source, _strings(item.get("references")), [best]))
+    chosen = f"{len(items)} of {figure(evaluation.items)}"
+    return f'<h3>First answers <span class="muted">{chosen}</span></h3>{outputs_table(["answer"], items)}'
+
+
 def _predictions(evaluation: EvaluationRecord) -> str:
     if evaluation.items is None:
         return "<h3>Predictions</h3>" + note("predictions.jsonl is absent.")
@@ -191,9 +206,9 @@ def prediction_card(item: dict[str, Any]) -> str:
     references = _strings(item.get("references"))
     answers = [each for each in as_list(item.get("answers")) if isinstance(each, dict)]
     best = str(answers[0].get("text", "")) if answers else ""
-    closest = _closest(best, references)
-    shown = [difference(each, best) if each == closest and each != best else foreign(each) for each in references]
-    lines = "".join(_answer(each, references, closest) for each in answers[:ANSWERS])
+    nearest = closest(best, references)
+    shown = [difference(each, best) if each == nearest and each != best else foreign(each) for each in references]
+    lines = "".join(_answer(each, references, nearest) for each in answers[:ANSWERS])
     kind = "right" if item.get("correct") is True else "wrong"
     tags = ";".join(_strings(item.get("features")))
     tags = f' <span class="muted">{foreign(tags)}</span>' if tags else ""
@@ -205,11 +220,11 @@ def prediction_card(item: dict[str, Any]) -> str:
     )
 
 
-def _answer(answer: dict[str, Any], references: Sequence[str], closest: str | None) -> str:
+def _answer(answer: dict[str, Any], references: Sequence[str], nearest: str | None) -> str:
     text = str(answer.get("text", ""))
     chance = as_number(answer.get("probability"))
     right = text in references
-    shown = foreign(text or "∅") if right or closest is None or not text else difference(text, closest)
+    shown = foreign(text or "∅") if right or nearest is None or not text else difference(text, nearest)
     marks = '<span class="ok" title="right">✓</span>' if right else ""
     if answer.get("finished") is False:
         marks += '<span class="cut" title="cut at the greatest length">…</span>'
@@ -224,13 +239,6 @@ def _answer(answer: dict[str, Any], references: Sequence[str], closest: str | No
         f'<span class="text">{shown}{marks}</span>'
         f'<span class="number">{escape(probability(chance))}</span></li>'
     )
-
-
-def _closest(text: str, references: Sequence[str]) -> str | None:
-    def likeness(reference: str) -> float:
-        return difflib.SequenceMatcher(None, text, reference, autojunk=False).ratio()
-
-    return max(references, key=likeness, default=None)
 
 
 def attention_maps(items: Sequence[dict[str, Any]] | None) -> str:
@@ -324,15 +332,15 @@ def worst_table(rows: Sequence[Sequence[str]] | None) -> str:
         return note("Nothing was wrong.")
     body = [
         f'<tr><td dir="auto">{foreign(source)}</td><td dir="auto">{foreign(reference)}</td>'
-        f'<td dir="auto">{_against_closest(guess, reference)}</td>'
+        f'<td dir="auto">{_againstclosest(guess, reference)}</td>'
         f'<td class="number">{escape(edits)}</td></tr>'
         for source, reference, guess, edits in rows
     ]
     return table_of(("source", "expected", "predicted", "#edits"), body)
 
 
-def _against_closest(guess: str, references: str) -> str:
-    return difference(guess, _closest(guess, references.split(" | ")) or "") if guess else symbol("")
+def _againstclosest(guess: str, references: str) -> str:
+    return difference(guess, closest(guess, references.split(" | ")) or "") if guess else symbol("")
 
 
 def _strings(value: object) -> list[str]:
