@@ -16,7 +16,7 @@ from torch import Tensor
 from thalweg.energies.tagger import LinearTagger
 from thalweg.learning.losses.structured import nll, perceptron
 from thalweg.learning.structural_svm.solver import StructuralSVM
-from thalweg.metrics.strings import draws
+from thalweg.metrics.bootstrap import draws
 from thalweg.recipes.experiments.findings import Findings, Say, Table, check_positive
 from thalweg.recipes.experiments.tagged_sentences import Corpus, Tagged, read_tagged
 from thalweg.recipes.experiments.tagging_plots import draw_accuracy, draw_gap
