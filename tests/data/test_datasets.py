@@ -72,7 +72,7 @@ def test_without_the_package(monkeypatch):
 def test_list(tmp_path, monkeypatch):
     monkeypatch.delenv("THALWEG_DATA", raising=False)
     infos = list_datasets()
-    assert len(infos) == 26
+    assert len(infos) == 27
     assert [info.name for info in infos if info.available] == ["cmudict", "digits"]
     (tmp_path / "ar2en").mkdir()
     for split in ("train", "dev", "test"):

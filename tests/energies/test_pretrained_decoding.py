@@ -24,7 +24,7 @@ from thalweg.inference import (
     sample_sequences,
     stochastic_beam_search,
 )
-from thalweg.inference.search import beam
+from thalweg.inference.search.beam import search as beam
 from thalweg.inference.search.compiled import compiled_search
 from thalweg.layers.padded import Padded
 

@@ -72,7 +72,7 @@ NUMBERS = "a,b\n" + "".join(f"{n},{n * n % 7}\n" for n in range(30))
 # `key=value` words of `train --task density` on those numbers, and what is said.
 DENSITY_SETTINGS = {
     "components=1000000000": "model.components must be at most",
-    "components=1000": "1000 components need at least as many points",
+    "components=1000": "expected at least 1,000 rows to learn from for components=1000",
     "floor=.nan": "model.floor",
     "covariance=x": "model.covariance",
     "held_out=1": "data.held_out must be in (0, 1)",

@@ -86,8 +86,8 @@ def solve_dual(
     >>> from thalweg.energies import RBF
     >>> points, t = torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([1.0, 1.0, -1.0, -1.0])
     >>> found = solve_dual(RBF(0.5), RBF(0.5).prepare(points), t, torch.ones(4))
-    >>> found.alpha, found.gap <= 1e-3 * found.objective
-    (tensor([1., 1., 1., 1.]), True)
+    >>> round(found.objective, 2), found.gap <= 1e-3 * found.objective
+    (1.89, True)
     """
     N, generator = len(items), torch.Generator().manual_seed(seed)
     M = landmarks or math.ceil(4 * math.sqrt(N))

@@ -230,7 +230,7 @@ class GaussianMixture(Estimator):
         """So many independent points, ``(count, D)``."""
         self._check_fitted()
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise ConfigError(f"`count` must be an integer, 0 or more, got {count!r}")
+            raise ConfigError(f"`count` must be an integer of at least 0, got {count!r}")
         means, weights = self.means_.detach(), self.weights_
         if not bool(weights.isfinite().all()):
             raise ShapeError("the weights of components must be finite, got NaN; fit the model again")
