@@ -95,7 +95,13 @@ def test_the_two_adams_differ_by_their_decay():
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("sgd", torch.optim.SGD), ("adam_l2", torch.optim.Adam), ("adamw", torch.optim.AdamW)]
+    ("name", "kind"),
+    [
+        ("sgd", torch.optim.SGD),
+        ("adam_l2", torch.optim.Adam),
+        ("adamw", torch.optim.AdamW),
+        ("adafactor", torch.optim.Adafactor),
+    ],
 )
 def test_they_are_torchs_own(name, kind):
     frozen = torch.nn.Parameter(torch.zeros(2), requires_grad=False)

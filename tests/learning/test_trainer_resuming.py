@@ -19,6 +19,7 @@ from thalweg.errors import CheckpointError
 SETTINGS = {
     "adamw": {},
     "adam_l2, average": {"optimiser": "adam_l2", "average": 0.9},
+    "adafactor": {"optimiser": "adafactor", "learning_rate": 0.01},
     "sgd, cosine, warm-up": {"optimiser": "sgd", "momentum": 0.9, "schedule": "cosine", "warmup": 4},
     "plateau": {"schedule": "plateau", "plateau_patience": 0, "learning_rate": 0.5},
     "inverse_sqrt, no clipping": {"schedule": "inverse_sqrt", "warmup": 2, "clip": 0.0},

@@ -125,8 +125,12 @@ def test_a_run_of_before_keeps_its_training():
 # Settings of shape alone, for speed: what is learnt with is the family's.
 SMALL: dict[str, dict[str, Any]] = {
     "recurrent": {"hidden": 64, "embedding": 32},
-    "transformer": {"width": 64, "heads": 4, "feedforward": 128, "encoder_layers": 1, "decoder_layers": 1},
+    # Two decoder layers: with one, a causal model cannot both find the end of the source and look back from there.
+    "transformer": {"width": 64, "heads": 4, "feedforward": 128, "encoder_layers": 1, "decoder_layers": 2},
+    "pretrained": {"shape": {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4}},
 }
+# Presets that begin with a checkpoint have nothing to begin with here.
+FROM_SCRATCH = [name for name in PRESETS if name not in ("pretrained", "lora")]
 
 
 class LearntError(Exception):
@@ -135,7 +139,7 @@ class LearntError(Exception):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # a Transformer's slow start takes minutes, and a busy machine several times as long
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", FROM_SCRATCH)
 def test_a_preset_of_strings_learns_with_what_it_brings(tmp_path, name):
     """800 words with their transcriptions; an answer that learnt nothing has a CER near 1."""
     data = {"train": str(REAL / "gre_train.tsv"), "dev": str(REAL / "gre_dev.tsv")}
@@ -148,7 +152,7 @@ def test_a_preset_of_strings_learns_with_what_it_brings(tmp_path, name):
     settings = {"data": data, "model": {"preset": name, **shape}, "training": {"device": "cpu"}}
 
     def look(event: dict[str, Any]) -> None:
-        if event["event"] == "epoch" and event["dev"]["cer"] < 0.4:
+        if event["event"] == "epoch" and event["dev"].get("cer", 1.0) < 0.4:
             raise LearntError
 
     with pytest.raises(LearntError):

@@ -119,11 +119,19 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tenso
             raise ValueError(f"the optimiser has {len(shapes)} parameters, the file one numbered {place}")
         index = indices[int(place)]
         # Torch would take a tensor of any shape and fail, or go wrong, at the next step.
-        if tensor.dim() and tensor.shape != shapes[index]:
-            expected, got = tuple(shapes[index]), tuple(tensor.shape)
+        expected_slot = _factored(slot, shapes[index])
+        if tensor.dim() and tensor.shape != expected_slot:
+            expected, got = tuple(expected_slot), tuple(tensor.shape)
             raise ValueError(f"optimiser tensor {name} must be {expected}, got {got}")
         state.setdefault(index, {})[slot] = tensor
     optimiser.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _factored(slot: str, shape: torch.Size) -> torch.Size:
+    """The shape of a slot: the parameter's, but for the means over rows and columns that Adafactor keeps."""
+    if slot == "row_var":
+        return shape[:-1] + torch.Size([1])
+    return shape[:-2] + torch.Size([1, shape[-1]]) if slot == "col_var" and len(shape) > 1 else shape
 
 
 def _places(groups: list[dict[str, Any]]) -> dict[int, int]:

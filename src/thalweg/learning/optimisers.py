@@ -24,8 +24,9 @@ __all__ = [
     "teacher_forcing_at",
 ]
 
-OptimiserName = Literal["sgd", "adam_l2", "adamw"]
-"""``sgd`` and ``adam_l2`` add the decay to the gradient (L2); ``adamw`` shrinks the weights themselves."""
+OptimiserName = Literal["sgd", "adam_l2", "adamw", "adafactor"]
+"""``sgd`` and ``adam_l2`` add the decay to the gradient (L2), ``adamw`` and ``adafactor`` shrink the weights;
+``adafactor`` takes steps in proportion to each matrix, as T5 wants them; Shazeer and Stern (2018)."""
 
 Decayed = Literal["matrices", "all"]
 """What the decay acts on: ``matrices`` leaves out norms, biases and other vectors and scalars; ``all`` nothing."""
@@ -55,7 +56,7 @@ def build_optimiser(
         parameters: a model, whose norms and biases are known by their modules and names, or parameters alone, of
             which only the shape can tell.
         weight_decay: L2 coefficient in the gradient for ``sgd`` and ``adam_l2``; relative shrinkage per unit of
-            learning rate for ``adamw``.
+            learning rate for ``adamw`` and ``adafactor``.
         decay: what it acts on.
         momentum: of ``sgd`` alone.
         beta2: of the two Adams: decay of the mean of squared gradients.
@@ -79,6 +80,8 @@ def build_optimiser(
         return torch.optim.Adam(groups, betas=(0.9, beta2), **shared)
     if name == "adamw":
         return torch.optim.AdamW(groups, betas=(0.9, beta2), **shared)
+    if name == "adafactor":
+        return torch.optim.Adafactor(groups, lr=learning_rate, weight_decay=weight_decay)
     raise ConfigError(f"optimiser `{name}` is not known; {nearest(name, get_args(OptimiserName))}")
 
 

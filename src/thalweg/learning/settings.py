@@ -59,7 +59,8 @@ class TrainerConfig:
             five times the warm-up where that is more).
         batch_size: items of a batch.
         accumulate: batches per step: the gradient is that of one large batch.
-        optimiser: ``sgd``, ``adam_l2`` (L2 in the gradient) or ``adamw`` (decoupled decay).
+        optimiser: ``sgd``, ``adam_l2`` (L2 in the gradient), ``adamw`` (decoupled decay) or ``adafactor`` (steps in
+            proportion to each matrix; a rate of 0.01 is usual).
         learning_rate, weight_decay, momentum: as torch's optimiser of that name.
         decay: what the decay acts on: ``matrices`` (not norms, biases and other vectors) or ``all`` parameters.
         layer_decay: the learning rate of a layer is that of the one above it times this; embeddings have the lowest. Of
