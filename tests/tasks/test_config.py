@@ -55,7 +55,10 @@ def test_unknown_keys_and_wrong_shapes(raw, said):
             "`model.cell`: input should be 'lstm', 'gru', 'gru-reset-before', 'rnn-tanh', 'rnn-relu', 'rnn-tanh-pre' "
             "or 'rnn-relu-pre', got 'lsmt'",
         ),
-        ({"training": {"optimiser": "adam"}}, "`training.optimiser`: input should be 'sgd', 'adam_l2' or 'adamw'"),
+        (
+            {"training": {"optimiser": "adam"}},
+            "`training.optimiser`: input should be 'sgd', 'adam_l2', 'adamw' or 'adafactor'",
+        ),
         ({"search": {"search": "bem"}}, "`search.search`: input should be"),
         ({"data": {"train": {"a": 1}}}, "`data.train`: input should be a valid string"),
         ({"data": {"source_symbols": "letters"}}, "`data.source_symbols`: input should be"),
