@@ -9,6 +9,7 @@ from oracles import kernel_machines as oracle
 from thalweg.energies import RBF, KernelSVC, Linear, Polynomial, Spectrum
 from thalweg.energies.kernel_machine import solver
 from thalweg.energies.kernel_machine.solver import solve_dual
+from thalweg.errors import ShapeError
 
 
 def problem(N, seed=0, D=3, noise=0.2):
@@ -145,6 +146,22 @@ def test_steps_that_run_out_are_told():
     X, t = problem(300, noise=0.0)
     with pytest.warns(match=r"the gap is .* of the objective after 1 steps, above 0.001; raise `max_iter`"):
         KernelSVC(RBF(1.0), C=100.0, solver="gap", max_iter=1).fit(X.numpy(), t.numpy())
+
+
+@pytest.mark.parametrize(
+    ("t", "C", "said"),
+    [
+        ([1.0, -1.0], [1.0] * 3, r"`t` must be floating point \(3,\)"),
+        ([1.0, -1.0, 0.5], [1.0] * 3, "`t` must be 1 or -1"),
+        ([1.0, 1.0, 1.0], [1.0] * 3, "with both among them"),
+        ([1.0, -1.0, float("nan")], [1.0] * 3, "`t` must be 1 or -1"),
+        ([1.0, -1.0, 1.0], [1.0, 0.0, 1.0], "`C` must be above 0 and finite"),
+        ([1.0, -1.0, 1.0], [1.0, float("nan"), 1.0], "`C` must be above 0 and finite"),
+    ],
+)
+def test_wrong_labels_and_bounds_are_told(t, C, said):
+    with pytest.raises(ShapeError, match=said):
+        solve(RBF(0.5), torch.zeros(3, 2), torch.tensor(t), torch.tensor(C))
 
 
 @pytest.mark.slow

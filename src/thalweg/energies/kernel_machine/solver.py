@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from thalweg.energies.kernel_machine.functions import Kernel, Prepared
+from thalweg.errors import ShapeError
 
 __all__ = ["Dual", "solve_dual"]
 
@@ -87,6 +88,7 @@ def solve_dual(
     >>> round(found.objective, 2), found.gap <= 1e-3 * found.objective
     (1.89, True)
     """
+    _check(len(items), t, C)
     N, generator = len(items), torch.Generator().manual_seed(seed)
     M = landmarks or math.ceil(4 * math.sqrt(N))
     model = _Model.of(kernel, items, t, C, _some(torch.arange(N, device=t.device), M, generator))
@@ -111,6 +113,18 @@ def solve_dual(
             M = max(1, min(2 * M, max(M, len(free)), _FACTORS // N))
             model = _Model.of(kernel, items, t, C, _some(free, M, generator))
     return Dual(best.alpha, best.offset, best.objective, best.gap, len(gaps) - 1)
+
+
+def _check(N: int, t: Tensor, C: Tensor) -> None:
+    for name, each in (("t", t), ("C", C)):
+        if tuple(each.shape) != (N,) or not each.is_floating_point():
+            raise ShapeError(
+                f"`{name}` must be floating point ({N},), one for each item, got {tuple(each.shape)} {each.dtype}"
+            )
+    if not bool((t.abs() == 1).all()) or bool((t == t[0]).all()):
+        raise ShapeError("`t` must be 1 or -1 for each item, with both among them")
+    if not bool((C > 0).all()) or not bool(C.isfinite().all()):
+        raise ShapeError("`C` must be above 0 and finite for each item")
 
 
 class _Iterate:
