@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,17 +13,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from contracts.callers import found_by_threads
+from oracles import chain_passes as oracle
 from thalweg.errors import ShapeError
 from thalweg.kernels import chain as ops
 from thalweg.kernels.potentials import Chain, SparseTransitions
 
-pytest.importorskip("numba", reason="the CPU kernels need numba")
+kernels: Any = pytest.importorskip("thalweg._kernels", reason="the extension is not compiled")
 
-from thalweg.kernels.cpu import chain as cpu
-from thalweg.kernels.cpu import chain_groups, chain_lanes, threads
-from thalweg.kernels.cpu.chain_groups import Grouped
-from thalweg.kernels.cpu.chain_scaled import Scaled
-from thalweg.kernels.cpu.simd import padded
+from thalweg.kernels.cpu import chain as cpu  # noqa: E402
 
 SIZES = [
     (1, 1, 1),
@@ -39,17 +36,6 @@ SIZES = [
 ]
 KINDS = ("shared", "item", "step")
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10}
-
-
-@pytest.fixture
-def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every call is shared out, however small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    monkeypatch.setattr(threads, "LEAST_WORK", 1)
-    monkeypatch.setattr(threads, "LEAST_SHARE", 1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(size: tuple[int, int, int], kind: str, dtype=torch.float64, *, forbidden=0.0, scale=1.0, seed=0) -> Chain:
@@ -121,7 +107,6 @@ def test_values_and_gradients(size: tuple[int, int, int], kind: str, dtype: torc
 @pytest.mark.parametrize("size", [(4, 6, 9), (40, 5, 16)], ids=str)
 def test_many_threads_change_nothing(size: tuple[int, int, int], kind: str, two_threads: None) -> None:
     chain = make(size, kind)
-    assert len(threads.parts(chain.lengths.numpy(), 1)) == 2
     assert_like_reference(chain, gold=labels_of(chain) if kind != "sparse" else None)
     assert_like_reference(make(size, kind, forbidden=0.4, scale=40.0, dtype=torch.float32), tolerance=1e-3)
 
@@ -151,26 +136,69 @@ def test_a_state_lost_by_underflow_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("size", [(3, 1, 4), (3, 50, 4), (20, 17, 9), (2, 64, 33)], ids=str)
-def test_checkpoints_give_the_same(size: tuple[int, int, int]) -> None:
+def test_low_memory_gives_the_same(size: tuple[int, int, int]) -> None:
     for kind in ("shared", "item"):
         chain = make(size, kind)
         assert_like_reference(chain, gold=labels_of(chain), low_memory=True)
-    saved = cpu.forward(ops._plain(make((2, 400, 4), "shared")), low_memory=True)[1]
-    assert isinstance(saved, cpu.Saved)
-    assert saved.alpha.shape[1] == 20
 
 
-def test_lanes_are_used_and_equal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    chain = ops._plain(make((45, 9, 9), "shared", torch.float32))
-    by_lanes = cpu.forward(chain)
-    assert isinstance(by_lanes[1], Grouped)
-    monkeypatch.setattr(chain_lanes, "MOST_LABELS", 0)
-    by_rows = cpu.forward(chain)
-    assert isinstance(by_rows[1], cpu.Saved)
-    torch.testing.assert_close(by_lanes[0], by_rows[0], atol=1e-5, rtol=1e-6)
-    ones = torch.ones(45)
-    for one, two in zip(cpu.backward(chain, by_lanes[1], ones), cpu.backward(chain, by_rows[1], ones), strict=True):
-        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [(1, 1, 1), (3, 7, 25), (6, 5, 16), (5, 17, 33), (9, 12, 64), (6, 5, 130)], ids=str)
+def test_every_level_equals_the_oracle(size: tuple[int, int, int], dtype: torch.dtype, level: str) -> None:
+    chain = ops._plain(make(size, "shared", dtype))
+    for gold in (None, labels_of(chain)):
+        values, _, gradients, finite = cpu.at_once(chain, gold, False)
+        assert finite
+        given = [x.double().nan_to_num().numpy() for x in ops.inputs_of(chain)]
+        want = oracle.loss(*given[:4], lengths=chain.lengths.tolist(), gold=None if gold is None else gold.tolist())
+        tolerance = TOLERANCE[dtype]
+        for one, two in zip((values, *gradients), want, strict=True):
+            np.testing.assert_allclose(one.double().numpy(), two, rtol=tolerance, atol=4 * tolerance)
+
+
+def test_the_oracle_can_fail() -> None:
+    chain = make((5, 6, 26), "shared")
+    assert isinstance(chain.transitions, Tensor)
+    values, _, gradients, _ = cpu.at_once(chain._replace(transitions=chain.transitions.T.contiguous()), None, False)
+    want = oracle.loss(*(x.nan_to_num().numpy() for x in ops.inputs_of(chain)), lengths=chain.lengths.tolist())
+    assert np.abs(values.numpy() - want[0]).max() > 1e-3
+    assert np.abs(gradients[1].numpy() - want[2]).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "sparse"])
+def test_every_level_decodes_and_constrains_alike(kind: str, level: str) -> None:
+    chain = make((6, 9, 21), kind, torch.float32, forbidden=0.3, scale=3.0)
+    assert_like_reference(chain, tolerance=1e-4)
+    exact = ops.with_inputs(chain, [x.double() for x in ops.inputs_of(chain)])
+    assert torch.equal(ops.viterbi(chain, backend="cpu")[1], ops.viterbi(exact, backend="reference")[1])
+    torch.testing.assert_close(
+        ops.edge_marginals(chain, backend="cpu").double(),
+        ops.edge_marginals(exact, backend="reference"),
+        atol=1e-5,
+        rtol=0,
+    )
+
+
+@pytest.mark.parametrize("batch", range(1, 14))
+def test_groups_that_do_not_fill_up(batch: int, two_threads: None) -> None:
+    chain = make((batch, 11, 27), "shared", seed=batch)
+    assert_like_reference(chain, gold=labels_of(chain))
+    found = cpu.at_once(ops._plain(chain), None, True)
+    assert float(found[0]) == pytest.approx(float(cpu.forward(ops._plain(chain))[0].sum()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("weights", ["alike", "different"])
+def test_numerical_gradients(weights: str, kind: str) -> None:
+    leaves = as_leaves(make((3, 4, 6), kind), torch.float64)
+    full = leaves._replace(lengths=torch.full((3,), 4))
+    inputs = [x.detach().nan_to_num().requires_grad_() for x in ops.inputs_of(full)]
+    gold, factor = labels_of(full), torch.tensor([0.3, 0.3 if weights == "alike" else -1.2, 0.3]).double()
+
+    def total(*given: Tensor) -> Tensor:
+        return (ops.log_likelihood(ops.with_inputs(full, list(given)), gold, backend="cpu") * factor).sum()
+
+    assert torch.autograd.gradcheck(total, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -180,9 +208,7 @@ def test_both_passes_at_once_are_the_two_passes(size: tuple[int, int, int], dtyp
     ones = torch.ones(size[0], dtype=dtype)
     for gold in (None, labels_of(chain)):
         found = cpu.at_once(chain, gold, False)
-        assert found is not None
         values, saved = cpu.forward(chain, gold)
-        assert saved is not None
         assert torch.equal(found[0], values if gold is None else -values)
         for one, two in zip(found[2], cpu.backward(chain, saved, ones, gold), strict=True):
             assert torch.equal(one, two)
@@ -270,17 +296,6 @@ def test_a_label_out_of_range_is_named(label: int) -> None:
         ops.log_likelihood(chain, gold, backend="cpu")
 
 
-def test_powers_are_right_to_the_last_digit() -> None:
-    for dtype, least in ((np.float32, -87.0), (np.float64, -708.0)):
-        scores = np.linspace(least, 0, 900).reshape(30, 30).astype(dtype)
-        scaled = Scaled(scores[None], np.zeros(30, dtype))
-        exact = np.exp(scores.astype(np.longdouble))
-        error = np.abs(scaled.power[0, :30, :30] - exact) / exact
-        assert error.max() < 4 * np.finfo(dtype).eps
-        assert scaled.risky
-    assert [padded(c) for c in (1, 8, 9)] == [8, 8, 16]
-
-
 def _loss(seed: int) -> float:
     chain = as_leaves(make((20, 12, 9), "shared", torch.float32, seed=seed), torch.float32)
     value = ops.log_partition(chain, backend="cpu").sum()
@@ -332,25 +347,22 @@ def test_a_path_lost_in_both_directions_is_noticed(kind: str, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("padding", [math.inf, -math.inf, 1e30, -1e30])
-def test_lanes_past_a_length_reach_nothing(padding: float) -> None:
+def test_what_lies_past_a_length_reaches_nothing(padding: float) -> None:
     chain = make((45, 9, 9), "shared", torch.float32)
     past = torch.arange(9) >= chain.lengths.unsqueeze(1)
     other = chain._replace(emissions=chain.emissions.masked_fill(past.unsqueeze(-1), padding))
     results = []
     for each in (chain, other):
         values, saved = cpu.forward(ops._plain(each))
-        assert isinstance(saved, Grouped)
         results.append((values, *cpu.backward(ops._plain(each), saved, torch.ones(45))))
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("labels", [3, 9])
-def test_items_that_lanes_cannot_serve_leave_the_others_alone(labels: int) -> None:
+def test_items_that_are_infeasible_leave_the_others_alone(labels: int) -> None:
     chain = make((37, 6, labels), "shared", torch.float32)
     chain.emissions[[3, 36], 0] = -math.inf
-    values, saved = cpu.forward(ops._plain(chain))
-    assert isinstance(saved, Grouped)
-    assert saved.lost == 2
+    values, _ = cpu.forward(ops._plain(chain))
     assert torch.isneginf(values).nonzero().flatten().tolist() == [3, 36]
     assert_like_reference(chain)
     assert_like_reference(chain, gold=labels_of(chain))
@@ -358,17 +370,10 @@ def test_items_that_lanes_cannot_serve_leave_the_others_alone(labels: int) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("labels", [1, 2, 3, 4, 5, 6, 7, 9, 13, 17, 24])
-def test_lanes_of_every_number_of_labels(labels: int, dtype: torch.dtype) -> None:
-    # Steps go by eights into lanes and out of them, labels by fours.
+def test_every_number_of_labels(labels: int, dtype: torch.dtype) -> None:
     for steps in (1, 3, 8, 9, 17):
         chain = make((18, steps, labels), "shared", dtype)
         assert_like_reference(chain, gold=labels_of(chain))
-        ones = torch.ones(18, dtype=dtype)
-        at_once, saved = cpu.at_once(ops._plain(chain), None, False), cpu.forward(ops._plain(chain))[1]
-        assert at_once is not None
-        assert isinstance(saved, Grouped)
-        for one, two in zip(at_once[2], cpu.backward(ops._plain(chain), saved, ones), strict=True):
-            assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("label", [-1, 9, -(10**15), 10**15])
@@ -389,15 +394,10 @@ def test_what_a_call_leaves_behind_changes_no_other(two_threads: None) -> None:
     chains = [make(size, "shared", torch.float32, seed=seed) for seed, size in enumerate(sizes)]
 
     def gradients(chain: Chain) -> list[Tensor]:
-        found = chain_groups.at_once(ops._plain(chain), labels_of(chain), total=True)
-        assert found is not None
-        assert found[2]
-        return [found[0], *found[1]]
+        found = cpu.at_once(ops._plain(chain), labels_of(chain), total=True)
+        return [found[0], *found[2]]
 
-    alone = []
-    for chain in chains:
-        chain_groups._last.work = None
-        alone.append(gradients(chain))
+    alone = [gradients(chain) for chain in chains]
     for number in (1, 2, 1):
         torch.set_num_threads(number)
         kept = [gradients(chain) for chain in chains]
@@ -411,17 +411,76 @@ def test_what_a_call_leaves_behind_changes_no_other(two_threads: None) -> None:
 def test_the_total_is_the_sum_and_tells_whether_it_is_finite() -> None:
     chain = ops._plain(make((33, 9, 4), "shared", torch.float32))
     gold = labels_of(chain)
-    values, total = chain_groups.at_once(chain, gold, total=False), chain_groups.at_once(chain, gold, total=True)
-    assert values is not None
-    assert total is not None
-    assert values[2]
-    assert total[2]
+    values, total = cpu.at_once(chain, gold, total=False), cpu.at_once(chain, gold, total=True)
+    assert values[3]
+    assert total[3]
     torch.testing.assert_close(total[0], values[0].double().sum().float())
     chain.emissions[7, 0, gold[7, 0]] = -math.inf  # forbids the gold label alone
-    values, total = chain_groups.at_once(chain, gold, total=False), chain_groups.at_once(chain, gold, total=True)
-    assert values is not None
-    assert total is not None
-    assert not values[2]
-    assert not total[2]
-    assert torch.isneginf(values[0]).nonzero().tolist() == [[7]]
-    assert torch.isneginf(total[0])
+    assert not cpu.at_once(chain, gold, total=False)[3]
+    assert not cpu.at_once(chain, gold, total=True)[3]
+
+
+def test_what_a_kernel_would_follow_is_checked() -> None:
+    """The entry points themselves, without the checks that stand before them."""
+    chain = ops._plain(make((3, 5, 4), "shared", torch.float32))
+    given, values = cpu._given(chain), np.empty(3, np.float32)
+    edges = np.array([[0, 1], [1, 2]])
+
+    def refused(place: int, what: Any, match: str, error: type[Exception] = ShapeError) -> None:
+        arguments: list[Any] = [*given, None, None, values, None]  # gold, weights, values and gradients come last
+        arguments[place] = what
+        with pytest.raises(error, match=match):
+            kernels.chain_likelihood(tuple(arguments[:6]), *arguments[6:], 1)
+
+    refused(0, np.empty((3, 5, 3), np.float32), "`transitions` must be")
+    refused(0, np.empty((0, 5, 4), np.float32), "must have items")
+    refused(0, np.empty((3, 5, 4)), "incompatible", TypeError)
+    refused(1, np.empty((2, 1, 4, 4), np.float32), "`transitions` must be")
+    refused(1, np.empty((1, 1, 4, 8), np.float32)[..., ::2], "incompatible", TypeError)
+    refused(2, edges, "`transitions` must be")
+    refused(3, np.empty(3, np.float32), "`start` must be")
+    refused(4, np.empty(5, np.float32), "`end` must be")
+    refused(5, np.array([1, 5]), "`lengths` must be")
+    for length in (0, -1, 6, 2**62):
+        refused(5, np.array([1, length, 5]), rf"`lengths` must lie in 1..T with T = 5, got {length} at batch item 1")
+    refused(5, np.array([1, 2, 5], np.int32), "incompatible", TypeError)
+    refused(6, np.zeros((3, 4), np.int64), "`gold` must be")
+    refused(7, np.zeros(2, np.float32), "`weights` must be")
+    refused(8, np.zeros(4, np.float32), "`values` must be")
+    shapes = {"emissions": (3, 5, 4), "transitions": (1, 1, 4, 4), "start": (4,), "end": (4,)}
+    for name in shapes:
+        wrong = [np.zeros((*s[:-1], 3) if n == name else s, np.float32) for n, s in shapes.items()]
+        refused(9, tuple(wrong), f"`d_{name}` must be")
+    refused(9, tuple(np.zeros(shape) for shape in shapes.values()), "incompatible", TypeError)
+    for moves in ((1, 4, 4, 4), (3, 3, 4, 4), (2, 1, 4, 4)):  # neither for all, nor by item, nor by step
+        found = [np.zeros(moves if n == "transitions" else s, np.float32) for n, s in shapes.items()]
+        refused(9, tuple(found), "`d_transitions` must be")
+    for wrong in ([[0, 9], [1, 2]], [[0, -1], [1, 2]], [[1, 0], [2, 1]], [[0, 0], [1, 1]]):
+        sparse = (given[0], np.zeros((1, 1, 1, 2), np.float32), np.array(wrong), *given[3:])
+        with pytest.raises(ShapeError, match="`edges` must"):
+            kernels.chain_likelihood(sparse, None, None, values, None, 1)
+
+
+@pytest.mark.parametrize("others", [0.0, -math.inf])
+def test_chains_that_are_cut_into_pieces(others: float) -> None:
+    # With 500 labels a piece has 256 positions: here are chains of three, two and one. Only three of the labels can be
+    # reached, so that all must be as it is for a chain of three labels, which is one piece.
+    few = make((3, 520, 3), "shared")
+    few = ops._plain(few._replace(lengths=torch.tensor([520, 257, 256]), emissions=few.emissions.nan_to_num()))
+    moves = torch.full((500, 500), others, dtype=torch.float64)
+    moves[:3, :3] = few.transitions  # type: ignore[call-overload]
+    pad = torch.nn.functional.pad
+    many = Chain(
+        *(pad(few.emissions, (0, 497), value=-math.inf), moves),
+        *(pad(few.start, (0, 497)), pad(few.end, (0, 497)), few.lengths),
+    )
+    gold, weights = labels_of(few), torch.tensor([0.5, -1.0, 2.0]).double()
+    for labels in (None, gold):
+        torch.testing.assert_close(cpu.forward(many, labels)[0], cpu.forward(few, labels)[0])
+        found, want = cpu.backward(many, (), weights, labels), cpu.backward(few, (), weights, labels)
+        torch.testing.assert_close(found[0][..., :3], want[0])
+        torch.testing.assert_close(found[1][:3, :3], want[1])
+        assert not found[0][..., 3:].any()
+    uniforms = torch.rand(2, 3, 520, generator=torch.Generator().manual_seed(3)).double()
+    assert torch.equal(cpu.sample(many, uniforms), cpu.sample(few, uniforms))
+    assert torch.equal(cpu.viterbi(many)[1], cpu.viterbi(few)[1])

@@ -21,6 +21,8 @@ GROUPS = {
         "kernels/test_gpu_memory.py",
         "kernels/test_gpu_memory_products.py",
         "kernels/test_gpu_sparse_maps.py",
+        "kernels/test_gpu_segments.py",
+        "kernels/test_gpu_lattice.py",
     ),
     "decoding": (
         "kernels/test_gpu_beam.py",

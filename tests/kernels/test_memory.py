@@ -6,6 +6,7 @@ import math
 import random
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from oracles import memory as oracle
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.kernels import memory
 from thalweg.kernels.dispatch import memory_kernels
-from thalweg.kernels.memory import associate, attend, nearest, settle, settled
+from thalweg.kernels.memory import associate, attend, nearest, settle
 from thalweg.kernels.reference import memory as reference
 
 SINGLE, DOUBLE = torch.float32, torch.float64
@@ -235,17 +236,32 @@ def test_no_energy_rises_and_what_is_done_gives_up_its_place() -> None:
         torch.testing.assert_close(torch.cat([x.state for x in alone]), found.state[:40], atol=1e-3, rtol=0.0)
 
 
-@pytest.mark.parametrize("queries", [1, 5, 16, 20, 60])
-@pytest.mark.parametrize("threads", [2, 5])
-def test_threads_share_panels_or_patterns(queries: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from thalweg.kernels.cpu import memory as cpu
+@pytest.mark.parametrize("queries", [1, 5, 33, 80])
+def test_threads_share_panels_or_patterns(queries: int) -> None:
+    asked, patterns = random_memory((queries, 8001, 128), SINGLE)
 
-    asked, patterns = random_memory((queries, 301, 11), SINGLE)
-    monkeypatch.setattr(cpu, "_threads", lambda *_: threads)
-    monkeypatch.setattr(cpu, "_cut", cpu._cut.__wrapped__)  # which keeps nothing in mind
-    check_settle(asked, patterns, 1.0, 4, -1.0)
-    check_settle(asked, patterns, 4.0, 9, 0.02)
-    check_associate(asked, patterns, patterns[:, :5], 1.0)
+    def answers(threads: int) -> list[Tensor]:
+        torch.set_num_threads(threads)
+        found = settle(asked, patterns, beta=0.4, max_steps=5, tol=0.02)
+        return [*associate(asked, patterns, patterns[:, :5], beta=0.1), *found]
+
+    before = torch.get_num_threads()
+    try:
+        alone, *shared = (answers(threads) for threads in (1, 2, 5))
+    finally:
+        torch.set_num_threads(before)
+    for found in shared:
+        torch.testing.assert_close(found, alone, atol=1e-4, rtol=1e-5)
+
+
+def test_an_answer_does_not_depend_on_who_asks_beside() -> None:
+    """Neither on the lane, nor on how many lanes there are, nor on who takes which query."""
+    queries, patterns = random_memory((100, 700, 20), SINGLE)
+    whole = settle(queries, patterns, beta=0.7, max_steps=20, tol=1e-4)
+    for low, high in ((0, 1), (3, 10), (40, 60), (50, 100)):
+        part = settle(queries[low:high], patterns, beta=0.7, max_steps=20, tol=1e-4)
+        for few, all_ in zip(part, whole, strict=True):
+            assert torch.equal(few, all_[low:high])
 
 
 # Without any check: what small memories are asked.
@@ -354,17 +370,6 @@ def test_numbers_beyond_float32_are_as_large_as_can_be() -> None:
     settle(queries, patterns, beta=1e-42, max_steps=1, tol=0.0)  # the offset of its energies is beyond float32
 
 
-def test_settling_without_a_check_is_settling() -> None:
-    for dtype in (SINGLE, DOUBLE):
-        queries, patterns = random_memory((7, 30, 5), dtype)
-        for ours, theirs in zip(
-            settled(queries, patterns, 2.0, 9, 1e-3),
-            settle(queries, patterns, beta=2.0, max_steps=9, tol=1e-3),
-            strict=True,
-        ):
-            assert torch.equal(ours, theirs)
-
-
 def test_memory_that_is_kept_serves_every_size_and_thread() -> None:
     """Small after large after small, and from several threads at once."""
     problems = [random_memory(size, SINGLE) for size in ((3, 5, 2), (200, 30, 400), (3, 5, 2), (40, 90, 70))]
@@ -469,3 +474,65 @@ def test_a_broken_twin_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, keys = random_memory((3, 9, 4))
     with pytest.raises(AssertionError):
         check_associate(queries, keys, keys, 0.5)
+
+
+# The compiled functions themselves.
+
+
+def test_every_level_of_instructions(level: str) -> None:
+    for size in ((1, 1, 1), (9, 70, 5), (40, 33, 17)):
+        queries, patterns = random_memory(size, SINGLE)
+        check_associate(queries, patterns, patterns[:, :2].contiguous(), 0.5)
+        check_settle(queries, patterns, 2.0, 4, -1.0)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_patterns_are_shared_out_however_few() -> None:
+    for size in ((1, 1, 1), (1, 7, 3), (20, 5, 4), (33, 70, 6)):
+        queries, patterns = random_memory(size, SINGLE)
+        check_associate(queries, patterns, patterns[:, :2].contiguous(), 0.5)
+        check_settle(queries, patterns, 2.0, 4, -1.0)
+
+
+def given(**wrong: Any) -> dict[str, Any]:
+    """Arguments of both functions that fit, but for what is wrong."""
+    sizes = {"queries": (2, 3), "keys": (4, 3), "values": (4, 5), "mixed": (2, 5), "lse": (2,)}
+    sizes |= {"state": (2, 3), "energies": (2, 6)}
+    arrays = {name: np.zeros(size, np.float32) for name, size in sizes.items()}
+    return {**arrays, "beta": 1.0, "steps": np.zeros(2, np.int64), "converged": np.zeros(2, np.bool_), **wrong}
+
+
+FUNCTIONS = {
+    "associate": ["queries", "keys", "values", "beta", "mixed", "lse"],
+    "settle": ["queries", "keys", "beta", "beta", "state", "energies", "steps", "converged"],
+}
+WRONG = {"queries": (2, 4), "keys": (5, 4), "values": (3, 5), "mixed": (2, 4), "lse": (3,), "state": (2, 4)}
+WRONG |= {"energies": (3, 6), "steps": (3,), "converged": (1,)}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_what_does_not_fit_is_refused(function: str) -> None:
+    extension, names = pytest.importorskip("thalweg._kernels"), FUNCTIONS[function]
+
+    def call(threads: Any = 1, **wrong: Any) -> None:
+        arguments = given(**wrong)
+        getattr(extension, function)(*(arguments[name] for name in names), threads)
+
+    for threads in (-1, 0, 1, 10_000):
+        call(threads)
+    for name in WRONG.keys() & set(names):
+        right = given()[name]
+        with pytest.raises(ShapeError, match="must be"):
+            call(**{name: np.zeros(WRONG[name], right.dtype)})
+        for other in (right.astype(np.float64), right[..., None], np.asfortranarray(np.zeros((4, 3), np.float32))):
+            with pytest.raises(TypeError):
+                call(**{name: other})
+    nothing = {"keys": np.zeros((0, 3), np.float32), "values": np.zeros((0, 5), np.float32)}
+    with pytest.raises(ShapeError, match="at least one pattern"):
+        call(**nothing)
+    for beta in (0.0, -1.0, math.nan):
+        with pytest.raises(ShapeError, match="`beta` must be positive"):
+            call(beta=beta)
+    if function == "settle":
+        with pytest.raises(ShapeError, match="a column for every step"):
+            call(energies=np.zeros((2, 0), np.float32))

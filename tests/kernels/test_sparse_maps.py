@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from oracles import sparse_maps as oracle
+from thalweg.errors import ShapeError
 from thalweg.kernels import sparse
 from thalweg.kernels.dispatch import sparse_map_kernels
 from thalweg.kernels.reference import sparse_maps as reference
@@ -26,8 +28,6 @@ def rows(size: int, scale: float, dtype: torch.dtype) -> Tensor:
 
 
 def plain(scores: Tensor, alpha: float | Tensor) -> Tensor:
-    if alpha in (1.5, 2.0):
-        return reference.sparsemax(scores) if alpha == 2.0 else reference.entmax15(scores)
     return reference.entmax(scores, torch.as_tensor(alpha, dtype=torch.float64))
 
 
@@ -88,15 +88,53 @@ def test_an_alpha_for_each_row() -> None:
         torch.testing.assert_close(back[r : r + 1], wanted)
 
 
-def test_threads_share_rows_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = torch.randn(50, 40)
-    alone = [kernels.entmax(scores, alpha) for alpha in (1.3, 1.5, 2.0)]
-    monkeypatch.setattr(kernels, "_LEAST_WORK", 100)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert len(kernels._ranges(50, 40)) == 3
-    for one, alpha in zip(alone, (1.3, 1.5, 2.0), strict=True):
-        assert torch.equal(kernels.entmax(scores, alpha), one)
-        assert torch.equal(kernels.entmax_vjp(one, scores, alpha), kernels.entmax_vjp(one, scores, alpha))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_level_of_instructions(level: str, dtype: torch.dtype) -> None:
+    for size in (1, 3, 8, 17, 700):
+        scores = rows(size, 2.0, dtype)
+        for alpha in (1.2, 1.5, 2.0, 3.0):
+            wanted = plain(scores, alpha)
+            torch.testing.assert_close(kernels.entmax(scores, alpha), wanted, atol=1e-7, rtol=1e-6)
+            back = reference.entmax_vjp(wanted.double(), scores.nan_to_num(0, 0, 0).double(), alpha).to(dtype)
+            found = kernels.entmax_vjp(wanted, scores.nan_to_num(0, 0, 0), alpha)
+            torch.testing.assert_close(found, back, atol=1e-5, rtol=1e-5)
+
+
+def test_threads_share_rows_and_change_nothing(two_threads: None) -> None:
+    scores, alphas = torch.randn(50, 40), (1.3, 1.5, 2.0)
+
+    def answers(threads: int) -> list[Tensor]:
+        torch.set_num_threads(threads)
+        weights = [kernels.entmax(scores, alpha) for alpha in alphas]
+        return weights + [kernels.entmax_vjp(p, scores, alpha) for p, alpha in zip(weights, alphas, strict=True)]
+
+    assert all(torch.equal(one, other) for one, other in zip(answers(1), answers(3), strict=True))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    extension = pytest.importorskip("thalweg._kernels")
+    right = {
+        "scores": np.zeros((2, 3)),
+        "alphas": np.array([1.5, 2.0]),
+        "gold": np.zeros(2, np.int64),
+        "weights": np.zeros((2, 3)),
+        "values": np.zeros(2),
+    }
+    extension.entmax(*right.values(), 1)
+    extension.entmax(*{**right, "gold": None, "values": None}.values(), 1)
+    shapes = {"scores": (3, 3), "alphas": (3,), "gold": (3,), "weights": (2, 4), "values": (1,)}
+    for name, shape in shapes.items():
+        with pytest.raises(ShapeError, match="must be"):
+            extension.entmax(*{**right, name: np.zeros(shape, right[name].dtype)}.values(), 1)
+        with pytest.raises(TypeError):
+            extension.entmax(*{**right, name: np.zeros(right[name].shape, np.float16)}.values(), 1)
+    for gold in ([0, 3], [-1, 0]):
+        with pytest.raises(ShapeError, match=r"`gold` must lie in 0\.\.2"):
+            extension.entmax(*{**right, "gold": np.array(gold)}.values(), 1)
+    x = np.zeros((2, 3))
+    for arguments in ((x, x[:1], right["alphas"], x), (x, x, np.ones(3), x), (x, x, right["alphas"], x[:, :2].copy())):
+        with pytest.raises(ShapeError, match="must be"):
+            extension.entmax_vjp(*arguments, 1)
 
 
 def test_support_is_exact_where_the_answer_is_known() -> None:

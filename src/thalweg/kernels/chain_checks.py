@@ -12,30 +12,18 @@ from torch import Tensor
 from thalweg.errors import ShapeError
 from thalweg.kernels.potentials import Chain, SparseTransitions
 
-__all__ = ["check_lengths", "lowest_and_highest", "nan_items", "refuse_infinite", "sound"]
-
 
 def check_lengths(lengths: Tensor, steps: int) -> None:
-    """Raise a ShapeError unless every length lies in 1 ... T.
-
-    >>> check_lengths(torch.tensor([1, 2]), 2)
-    """
+    """Raise a ShapeError unless every length lies in 1 ... T."""
     found = lengths.tolist()  # quicker than any look at a few numbers by torch
     if found and (min(found) < 1 or max(found) > steps):
         bad = next(item for item, length in enumerate(found) if not 1 <= length <= steps)
         raise ShapeError(f"`lengths` must lie in 1..T with T = {steps}, got {found[bad]} at batch item {bad}")
 
 
-def _moves(chain: Chain) -> Tensor:
-    moves = chain.transitions
-    return moves.scores if isinstance(moves, SparseTransitions) else moves
-
-
-def _named(chain: Chain) -> Iterator[tuple[str, Tensor]]:
-    yield "emissions", chain.emissions.detach()
-    yield "transitions", _moves(chain).detach()
-    yield "start", chain.start.detach()
-    yield "end", chain.end.detach()
+def _named(chain: Chain) -> tuple[tuple[str, Tensor], ...]:
+    given = {"emissions": chain.emissions, "transitions": chain.moves, "start": chain.start, "end": chain.end}
+    return tuple((name, scores.detach()) for name, scores in given.items())
 
 
 def _counted(chain: Chain) -> Iterator[tuple[str, Tensor]]:
@@ -53,14 +41,9 @@ def sound(chain: Chain) -> bool:
     """Whether no score of a chain on the CPU that counts is NaN or +inf; -inf is a constraint.
 
     One look at each number; padding is told apart only where one was found.
-
-    >>> none = torch.zeros(2)
-    >>> chain = Chain(torch.tensor([[[0.0, 1.0], [math.nan, 0.0]]]), torch.zeros(2, 2), none, none, torch.tensor([1]))
-    >>> sound(chain), sound(chain._replace(lengths=torch.tensor([2])))
-    (True, False)
     """
     # A maximum is NaN if any number is. NumPy has it in a few microseconds and without a thread to wait for.
-    if all(_highest(x) < math.inf for x in (chain.emissions, _moves(chain), chain.start, chain.end)):
+    if all(_highest(x) < math.inf for x in (chain.emissions, chain.moves, chain.start, chain.end)):
         return True
     return all(_highest(x) < math.inf for _, x in _counted(chain))
 
@@ -70,26 +53,14 @@ def _highest(scores: Tensor) -> float:
 
 
 def lowest_and_highest(chain: Chain) -> tuple[float, float]:
-    """Of all scores, padding included, NaN if any is; one wait for a GPU.
-
-    >>> none = torch.zeros(2)
-    >>> lowest_and_highest(Chain(torch.tensor([[[0.0, 1.0]]]), -torch.ones(2, 2), none, none, torch.tensor([1])))
-    (-1.0, 1.0)
-    """
+    """Of all scores, padding included, NaN if any is; one wait for a GPU."""
     ends = [torch.stack(x.aminmax()) for _, x in _named(chain) if x.numel()]
     lowest, highest = torch.stack(ends, 1).tolist()
     return (math.nan, math.nan) if any(map(math.isnan, highest)) else (min(lowest), max(highest))
 
 
 def refuse_infinite(chain: Chain) -> None:
-    """Raise a ShapeError for the first score of +inf that counts, with its place.
-
-    >>> none = torch.zeros(2)
-    >>> refuse_infinite(Chain(torch.tensor([[[0.0, math.inf]]]), torch.zeros(2, 2), none, none, torch.tensor([1])))
-    Traceback (most recent call last):
-    ...
-    thalweg.errors.ShapeError: scores must be below +inf, got +inf in `emissions` at position 0, label 1 of batch ...
-    """
+    """Raise a ShapeError for the first score of +inf that counts, with its place."""
     for name, scores in _counted(chain):
         found = (scores == math.inf).nonzero()
         if len(found):
@@ -112,12 +83,7 @@ def _place(name: str, moves: Tensor | SparseTransitions, at: list[int]) -> str:
 
 
 def nan_items(chain: Chain) -> Tensor:
-    """Which items have a score of NaN that counts, (B,) bool.
-
-    >>> none = torch.zeros(2)
-    >>> nan_items(Chain(torch.tensor([[[0.0, math.nan]]]), torch.zeros(2, 2), none, none, torch.tensor([1])))
-    tensor([True])
-    """
+    """Which items have a score of NaN that counts, (B,) bool."""
     batch = len(chain.emissions)
     found = torch.zeros(batch, dtype=torch.bool, device=chain.emissions.device)
     for name, scores in _counted(chain):

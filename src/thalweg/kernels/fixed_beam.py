@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Beam", "start"]
+__all__ = ["Beam"]
 
 
 class Beam(NamedTuple):
@@ -46,23 +46,3 @@ class Beam(NamedTuple):
             *(room(capacity, items, width), room(items, dtype=single), room(items, dtype=torch.int32), room(1)),
             *(room(count, dtype=torch.int32) for count in (1, 1, 2)),
         )
-
-
-def start(beam: Beam, count: Tensor, bos: int) -> None:
-    """Begin anew with the first ``count`` (1,) items; the others are done before they begin.
-
-    >>> beam = Beam.empty(2, 2, 1, 5, torch.device("cpu"))
-    >>> start(beam, torch.tensor([1], dtype=torch.int32), 7)
-    >>> beam.live, beam.done
-    (tensor([[0., -inf],
-            [0., -inf]]), tensor([0, 1], dtype=torch.int32))
-    """
-    beam.tokens.fill_(bos)
-    beam.live.fill_(-torch.inf)
-    beam.live[:, 0].zero_()
-    beam.rank.fill_(-torch.inf)
-    beam.score.fill_(-torch.inf)
-    beam.dropped.fill_(-torch.inf)
-    beam.done.copy_(torch.arange(len(beam.done), device=count.device) >= count)
-    beam.position.zero_()
-    beam.remaining.copy_(count)

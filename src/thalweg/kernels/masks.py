@@ -9,8 +9,6 @@ from torch import Tensor
 
 from thalweg.kernels.dispatch import mask_kernels, on_cpu
 
-__all__ = ["keeps_all", "kept_lengths"]
-
 
 def keeps_all(mask: Tensor) -> bool:
     """Whether a bool mask is known to keep everything; elsewhere than on the CPU it is not asked, for looking is dear.
@@ -18,10 +16,8 @@ def keeps_all(mask: Tensor) -> bool:
     >>> keeps_all(torch.tensor([[True, True]])), keeps_all(torch.tensor([[True, False]]))
     (True, False)
     """
-    if not on_cpu(mask):
-        return False
-    if not mask.is_contiguous():
-        return bool(mask.numpy().all())
+    if not on_cpu(mask) or not mask.is_contiguous():
+        return on_cpu(mask) and bool(mask.numpy().all())
     return 0 not in string_at(mask.data_ptr(), mask.numel())  # a search for a byte: half the time of any other test
 
 

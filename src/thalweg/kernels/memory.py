@@ -18,10 +18,6 @@ from thalweg.kernels.reference.memory import Settled
 from thalweg.kernels.room import enough_memory
 from thalweg.kernels.tracing import traced
 
-__all__ = ["Settled", "associate", "attend", "nearest", "settle", "settled"]
-
-_FEW_STEPS = 1000
-
 
 def _check(queries: Tensor, keys: Tensor, mask: Tensor | None, block: int | None, name: str = "keys") -> None:
     asked, stored = queries.shape, keys.shape
@@ -48,10 +44,6 @@ def _check_beta(beta: float | Tensor) -> None:
             _check_beta(beta.item())
     elif not 0 < beta < math.inf:
         raise ConfigError(f"`beta` must be positive and finite, got {beta}")
-
-
-def _number(beta: float | Tensor) -> float:
-    return float(beta.item()) if isinstance(beta, Tensor) else beta
 
 
 def _backend(queries: Tensor, keys: Tensor, values: Tensor) -> Any:
@@ -125,9 +117,6 @@ def associate(
     return _Associate.apply(queries, keys, values, beta, mask, block)  # pyright: ignore[reportReturnType]
 
 
-_attention = torch.nn.functional.scaled_dot_product_attention
-
-
 def _untouched(queries: Tensor, patterns: Tensor) -> bool:
     """Whether a kernel may have them: float32, no gradient is wanted, nobody follows what PyTorch does to them."""
     return (
@@ -136,8 +125,8 @@ def _untouched(queries: Tensor, patterns: Tensor) -> bool:
         and type(queries) is type(patterns) is Tensor
         and not ((queries.requires_grad or patterns.requires_grad) and torch.is_grad_enabled())
         and not traced()
-        and torch._C._get_tracing_state() is None
-        and not torch._C._is_any_autocast_enabled()
+        and not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+        and not torch.is_autocast_enabled(queries.device.type)
     )
 
 
@@ -151,8 +140,7 @@ def attend(queries: Tensor, patterns: Tensor, beta: float) -> Tensor:
     tensor([[0.5000, 0.5000]])
     """
     shape, stored = queries.shape, patterns.shape
-    plain = len(shape) == 2
-    if (plain or shape[0] == 1) and stored[-2] and _untouched(queries, patterns):
+    if (len(shape) == 2 or shape[0] == 1) and stored[-2] and _untouched(queries, patterns):
         kernels = memory_kernels(queries)
         if kernels is not None and queries.device == patterns.device:
             found = kernels.attend(queries, patterns, beta)
@@ -160,11 +148,9 @@ def attend(queries: Tensor, patterns: Tensor, beta: float) -> Tensor:
                 return found
     if traced():  # PyTorch's attention has no forward derivative
         return torch.softmax(beta * (queries @ patterns.mT), -1) @ patterns
-    if not plain:
-        kept = patterns.unsqueeze(1)
-        return _attention(queries.unsqueeze(1), kept, kept, scale=beta).squeeze(1)
-    kept = patterns.expand(1, 1, *stored)  # in a third of the time that an index takes
-    return _attention(queries.expand(1, 1, *shape), kept, kept, scale=beta).reshape(shape)
+    batch = shape[:-2] or (1,)
+    given, kept = queries.reshape(*batch, 1, *shape[-2:]), patterns.reshape(*batch, 1, *stored[-2:])
+    return torch.nn.functional.scaled_dot_product_attention(given, kept, kept, scale=beta).reshape(shape)
 
 
 def settle(
@@ -209,18 +195,7 @@ def settle(
     queries, patterns = queries.detach(), patterns.detach()
     kernels = _backend(queries, patterns, patterns)
     with enough_memory(len(queries) * max_steps, max_steps=max_steps):
-        return kernels.settle(queries, patterns, _number(beta), max_steps, tol, mask, block)
-
-
-def settled(queries: Tensor, patterns: Tensor, beta: float, max_steps: int, tol: float) -> Settled:
-    """:func:`settle` of all patterns for a caller who has looked at everything: tensors of one type, without gradient.
-
-    >>> settled(torch.tensor([[0.9, 0.2]]), torch.eye(2), 50.0, 10, 1e-4).steps
-    tensor([2])
-    """
-    if max_steps <= _FEW_STEPS:  # a small memory answers in less time than it takes to be careful about room
-        return _backend(queries, patterns, patterns).settle(queries, patterns, beta, max_steps, tol, None, None)
-    return settle(queries, patterns, beta=beta, max_steps=max_steps, tol=tol)
+        return kernels.settle(queries, patterns, float(beta), max_steps, tol, mask, block)
 
 
 def nearest(

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from thalweg.errors import ShapeError
 
-__all__ = ["Chain", "SparseTransitions"]
-
 
 class SparseTransitions(NamedTuple):
     """The permitted moves of a chain as a list of E edges; every move not listed is impossible (score -inf).
@@ -36,20 +34,14 @@ class SparseTransitions(NamedTuple):
         >>> SparseTransitions.of_edges([1], [0], torch.zeros(1), size=2).sources
         tensor([1])
         """
-        sources = torch.as_tensor(sources, dtype=torch.long, device=scores.device)
-        targets = torch.as_tensor(targets, dtype=torch.long, device=scores.device)
-        if not (sources.dim() == targets.dim() == scores.dim() == 1 and len(sources) == len(targets) == len(scores)):
-            raise ShapeError(
-                "`sources`, `targets` and `scores` must be (E,) with the same E, "
-                f"got {tuple(sources.shape)}, {tuple(targets.shape)} and {tuple(scores.shape)}"
-            )
-        keys, order = _keys(sources, targets, size).sort()
-        if bool((keys[1:] == keys[:-1]).any()):
-            twice = int(keys[1:][keys[1:] == keys[:-1]][0])
-            raise ShapeError(
-                f"each edge may be listed once, got {twice % size} -> {twice // size} twice; add the scores up first"
-            )
-        return cls(sources[order], targets[order], scores[order], size)
+        ends = [torch.as_tensor(x, dtype=torch.long, device=scores.device) for x in (sources, targets)]
+        given = cls._make((*ends, scores, size))
+        keys, order = given._keys().sort()
+        twice = keys[1:][keys[1:] == keys[:-1]]
+        if len(twice):
+            pair = f"{int(twice[0]) % size} -> {int(twice[0]) // size}"
+            raise ShapeError(f"each edge may be listed once, got {pair} twice; add the scores up first")
+        return cls(given.sources[order], given.targets[order], scores[order], size)
 
     def checked(self):
         """The same with indices of its own, or a ShapeError: kernels follow them, and anyone can build this directly.
@@ -59,29 +51,35 @@ class SparseTransitions(NamedTuple):
         ...
         thalweg.errors.ShapeError: labels of edges must lie in 0..1, got 7 -> 0 at edge 0
         """
-        sources, targets, scores, size = self
-        if not all(isinstance(x, Tensor) and x.dim() == 1 and len(x) == len(scores) for x in self[:3]):
-            shapes = ", ".join(str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__ for x in self[:3])
-            raise ShapeError(f"`sources`, `targets` and `scores` must be tensors (E,) with the same E, got {shapes}")
-        if sources.dtype != torch.long or targets.dtype != torch.long or not scores.is_floating_point():
-            raise ShapeError(
-                "`sources` and `targets` must be int64 and `scores` of a floating type, "
-                f"got {sources.dtype}, {targets.dtype} and {scores.dtype}"
-            )
-        if not sources.device == targets.device == scores.device:
-            raise ShapeError(
-                f"`sources` and `targets` must lie on {scores.device} as `scores` does, "
-                f"got {sources.device} and {targets.device}"
-            )
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ShapeError(f"`size` must be an integer of at least 1, got {size!r}")
-        own = self._replace(sources=sources.clone(), targets=targets.clone())
-        keys = _keys(own.sources, own.targets, size)
+        own = self._make((*(x.clone() if isinstance(x, Tensor) else x for x in self[:2]), *self[2:]))
+        keys = own._keys()
         if bool((keys[1:] <= keys[:-1]).any()):
             raise ShapeError(
                 "edges must be distinct and sorted by target, then source; make them by SparseTransitions.of_edges"
             )
         return own
+
+    def _keys(self) -> Tensor:
+        """The place of each edge in a matrix by target, then source; a ShapeError for what cannot be edges."""
+        sources, targets, scores, size = self
+        flat = all(isinstance(x, Tensor) and x.dim() == 1 for x in self[:3])
+        if not flat or not len(sources) == len(targets) == len(scores):
+            shapes = ", ".join(str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__ for x in self[:3])
+            raise ShapeError(f"`sources`, `targets` and `scores` must be tensors (E,) with the same E, got {shapes}")
+        if not sources.dtype == targets.dtype == torch.long or not scores.is_floating_point():
+            found = f"{sources.dtype}, {targets.dtype} and {scores.dtype}"
+            raise ShapeError(f"`sources` and `targets` must be int64 and `scores` of a floating type, got {found}")
+        if not sources.device == targets.device == scores.device:
+            found = f"{sources.device} and {targets.device}"
+            raise ShapeError(f"`sources` and `targets` must lie on {scores.device} as `scores` does, got {found}")
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ShapeError(f"`size` must be an integer of at least 1, got {size!r}")
+        outside = (sources < 0) | (sources >= size) | (targets < 0) | (targets >= size)
+        if bool(outside.any()):
+            edge = int(outside.nonzero()[0])
+            pair = f"{int(sources[edge])} -> {int(targets[edge])}"
+            raise ShapeError(f"labels of edges must lie in 0..{size - 1}, got {pair} at edge {edge}")
+        return targets * size + sources
 
     @classmethod
     def of_dense(cls, transitions: Tensor):
@@ -126,24 +124,10 @@ class SparseTransitions(NamedTuple):
         return matrix.index_put((self.sources, self.targets), self.scores)
 
 
-def _keys(sources: Tensor, targets: Tensor, size: int) -> Tensor:
-    """The place of each edge in a matrix by target, then source; a ShapeError for labels out of range."""
-    outside = (sources < 0) | (sources >= size) | (targets < 0) | (targets >= size)
-    if bool(outside.any()):
-        edge = int(outside.nonzero()[0])
-        pair = f"{int(sources[edge])} -> {int(targets[edge])}"
-        raise ShapeError(f"labels of edges must lie in 0..{size - 1}, got {pair} at edge {edge}")
-    return targets * size + sources
-
-
 class Chain(NamedTuple):
     """Scores of B chains: score(y) = start[y_1] + sum_t emissions[t, y_t] + sum_t transitions[y_t, y_t+1] + end[y_L].
 
     All tensors share one floating type and one device. Nothing is checked here: `LinearChain` does that.
-
-    >>> chain = Chain(torch.zeros(1, 4, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([3]))
-    >>> chain.steps, chain.size
-    (4, 2)
     """
 
     emissions: Tensor  # (B, T, C)
@@ -156,6 +140,12 @@ class Chain(NamedTuple):
     def steps(self) -> int:
         """T, the longest length that fits."""
         return self.emissions.shape[-2]
+
+    @property
+    def moves(self) -> Tensor:
+        """The scores of transitions: themselves, or (E,) of edges."""
+        moves = self.transitions
+        return moves.scores if isinstance(moves, SparseTransitions) else moves
 
     @property
     def size(self) -> int:

@@ -12,8 +12,6 @@ import torch
 
 from thalweg.errors import ConfigError
 
-__all__ = ["enough_memory"]
-
 _BYTES = 8  # of a number
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 # How the allocators of PyTorch and NumPy say it, where the type of the error does not.

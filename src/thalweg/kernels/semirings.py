@@ -34,15 +34,9 @@ from torch import Tensor
 
 from thalweg.errors import ShapeError
 
-__all__ = ["Axis", "Draw", "Entropy", "Expectation", "KMax", "Log", "Max", "Sample", "Segments", "Semiring"]
-
 
 class Axis:
-    """What a sum runs over: one axis, counted from the end.
-
-    >>> Axis(-1).total(torch.ones(2, 3))
-    tensor([3., 3.])
-    """
+    """What a sum runs over: one axis, counted from the end."""
 
     def __init__(self, dim: int) -> None:
         if dim >= 0:
@@ -59,7 +53,6 @@ class Axis:
 
     def spread(self, y: Tensor) -> Tensor:
         """What was reduced, broadcast back against what was summed."""
-        # The axis is counted in the longer shape; -1 there is -1 here.
         return y.unsqueeze(self.dim)
 
     def best(self, x: Tensor, k: int) -> Tensor:
@@ -79,9 +72,6 @@ class Segments:
 
     ``index`` (E,) int64, E >= 1; :meth:`best` wants it sorted rising. Segments without entries give the empty sum.
     Cost O(E), nothing of size^2.
-
-    >>> Segments(torch.tensor([0, 0, 2]), 3).total(torch.tensor([1.0, 2.0, 3.0]))
-    tensor([3., 0., 3.])
     """
 
     def __init__(self, index: Tensor, size: int) -> None:
@@ -138,11 +128,7 @@ def _log_sum(x: Tensor, over: Axis | Segments) -> Tensor:
 
 
 class Semiring:
-    """The interface. ``over`` is a negative axis, an :class:`Axis` or :class:`Segments`.
-
-    >>> Max().matmul(torch.tensor([[0.0, 1.0]]), torch.tensor([[5.0], [3.0]]))
-    tensor([[5.]])
-    """
+    """The interface. ``over`` is a negative axis, an :class:`Axis` or :class:`Segments`."""
 
     def lift(self, scores: Tensor) -> Tensor:
         """The element of weight exp(scores); -inf gives the algebra's zero, 0 its one."""
@@ -273,13 +259,11 @@ class KMax(Semiring):
 
 
 class Sample(Log):
-    """Exact sampling as an algebra: each sum also selects one of its terms, with probability weight / total.
+    """Exact sampling as an algebra: each sum also keeps one of its terms, with probability weight / total.
 
-    A random element is a weight together with a structure drawn among those that the weight sums up. A product joins
-    two structures; a sum keeps one of its terms with probability in proportion to its weight. The structure that a
-    whole recursion ends with then has probability exp(score) / Z: the draws at the nested sums multiply, and all
-    inner totals cancel. Only the draws along the structure that is kept matter, so the recursion runs over the weights
-    alone, as :class:`Log`, and the draws are made afterwards, from the outermost sum inwards, by :meth:`choose`.
+    The structure that a whole recursion ends with has probability exp(score) / Z: the draws at the nested sums
+    multiply, and all inner totals cancel. Only the draws along the structure that is kept matter, so the recursion runs
+    over the weights alone, as :class:`Log`, and :meth:`choose` draws afterwards, from the outermost sum inwards.
 
     >>> Sample().choose(torch.tensor([0.0, 0.0]), torch.tensor(0), torch.tensor(0.7))[0]
     tensor(1)

@@ -24,25 +24,11 @@ from thalweg.kernels.dispatch import sparse_map_kernels
 from thalweg.kernels.reference import sparse_maps as reference
 from thalweg.kernels.tracing import traced
 
-__all__ = [
-    "ENTMAX",
-    "K_SUBSETS",
-    "NORMMAX",
-    "Rule",
-    "conjugate_of_rows",
-    "loss_of_rows",
-    "weights_of_rows",
-]
-
 Parameter = Tensor | float  # (R, 1), one for each row, or a number for all
 
 
 class Rule(NamedTuple):
-    """What a map is: how it is computed, its Jacobian's product, its derivative in the parameter, and Omega.
-
-    >>> K_SUBSETS.omega(torch.tensor([[1.0, 1.0]]), 2)
-    tensor([1.])
-    """
+    """What a map is: how it is computed, its Jacobian's product, its derivative in the parameter, and Omega."""
 
     weights: Callable[[Tensor, Any], Tensor]
     product: Callable[[Tensor, Tensor, Any], Tensor]
@@ -54,11 +40,7 @@ def _entmax(scores: Tensor, alpha: Parameter) -> Tensor:
     kernels = sparse_map_kernels(scores)
     if kernels is not None:
         return kernels.entmax(scores, alpha)
-    if isinstance(alpha, Tensor):
-        return reference.entmax(scores, alpha)
-    if alpha in (1.5, 2.0):
-        return reference.sparsemax(scores) if alpha == 2.0 else reference.entmax15(scores)
-    return reference.entmax(scores, torch.tensor(alpha, dtype=torch.float64, device=scores.device))
+    return reference.entmax(scores, torch.as_tensor(alpha, dtype=torch.float64, device=scores.device))
 
 
 def _entmax_product(weights: Tensor, grad: Tensor, alpha: Parameter) -> Tensor:
@@ -81,15 +63,17 @@ NORMMAX = Rule(_normmax, reference.normmax_vjp, reference.normmax_in_alpha, refe
 K_SUBSETS = Rule(reference.k_subsets, reference.k_subsets_vjp, None, reference.half_square)
 
 
-def _flat(info: Any, dims: tuple[int | None, ...], *given: Any) -> list[Any]:
-    """Arguments of a map over a further batch axis as arguments of one call with more rows."""
-    moved = []
-    for x, dim in zip(given, dims, strict=False):
-        if isinstance(x, Tensor):
-            x = x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-            x = x.reshape(-1, *x.shape[2:])
-        moved.append(x)
-    return moved
+def _keep(ctx: Any, parameter: Parameter, rule: Rule, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Save what a backward pass needs, a parameter that is a tensor last."""
+    own = isinstance(parameter, Tensor)
+    ctx.rule, ctx.number, kept = rule, None if own else parameter, (*tensors, parameter if own else None)
+    ctx.save_for_backward(*kept)
+    return kept
+
+
+def _kept(ctx: Any) -> tuple[Any, ...]:
+    *tensors, parameter = ctx.saved_tensors
+    return *tensors, ctx.number if parameter is None else parameter
 
 
 class _Weights(Function):
@@ -98,35 +82,17 @@ class _Weights(Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, parameter: Parameter, rule: Rule) -> Tensor:  # pyright: ignore
         weights = rule.weights(scores, parameter)
-        _keep(ctx, weights, parameter, rule)
+        _keep(ctx, parameter, rule, weights)
         return weights
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         weights, parameter = _kept(ctx)
-        d_scores = d_parameter = None
-        needs = ctx.needs_input_grad
-        if needs[0]:
-            d_scores = ctx.rule.product(weights, grad, parameter)
-        if needs[1]:
-            change = ctx.rule.in_parameter(weights, parameter)
-            d_parameter = (torch.where(weights > 0, grad, 0.0) * change).sum(-1, keepdim=True)
-        return d_scores, d_parameter, None
-
-
-def _keep(ctx: Any, weights: Tensor, parameter: Parameter, rule: Rule) -> None:
-    ctx.rule = rule
-    if isinstance(parameter, Tensor):
-        ctx.number = None
-        ctx.save_for_backward(weights, parameter)
-    else:
-        ctx.number = parameter
-        ctx.save_for_backward(weights)
-
-
-def _kept(ctx: Any) -> tuple[Tensor, Any]:
-    kept = ctx.saved_tensors
-    return kept[0], kept[1] if ctx.number is None else ctx.number
+        d_scores = ctx.rule.product(weights, grad, parameter) if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[1]:
+            return d_scores, None, None
+        change = ctx.rule.in_parameter(weights, parameter)
+        return d_scores, (torch.where(weights > 0, grad, 0.0) * change).sum(-1, keepdim=True), None
 
 
 class _TransformedWeights(Function):
@@ -138,9 +104,7 @@ class _TransformedWeights(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, parameter, rule = inputs
-        _keep(ctx, output, parameter, rule)
-        ctx.save_for_forward(*((output, parameter) if isinstance(parameter, Tensor) else (output,)))
+        ctx.save_for_forward(*_keep(ctx, inputs[1], inputs[2], output))
 
     backward = _Weights.backward  # pyright: ignore
 
@@ -156,8 +120,14 @@ class _TransformedWeights(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> Any:  # pyright: ignore
-        rows, parameter = _flat(info, in_dims, *given[:2])
-        return weights_of_rows(rows, parameter, given[2]).reshape(info.batch_size, -1, rows.shape[-1]), 0
+        """A further batch axis as more rows."""
+        flat = []
+        for x, dim in zip(given[:2], in_dims, strict=False):
+            if isinstance(x, Tensor):
+                x = x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+                x = x.reshape(-1, *x.shape[2:])
+            flat.append(x)
+        return weights_of_rows(flat[0], flat[1], given[2]).reshape(info.batch_size, -1, flat[0].shape[-1]), 0
 
 
 def _value(scores: Tensor, weights: Tensor, parameter: Parameter, rule: Rule, pivot: Tensor) -> Tensor:
@@ -190,14 +160,12 @@ class _Conjugate(Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, parameter: Parameter, gold: Tensor | None, rule: Rule) -> Tensor:  # pyright: ignore
         value, gradient = _conjugate(scores, parameter, gold, rule)
-        ctx.rule, ctx.number = rule, None if isinstance(parameter, Tensor) else parameter
-        ctx.save_for_backward(gradient, scores, gold, parameter if ctx.number is None else None)
+        _keep(ctx, parameter, rule, gradient, scores, gold)
         return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        gradient, scores, gold, parameter = ctx.saved_tensors
-        parameter = parameter if ctx.number is None else ctx.number
+        gradient, scores, gold, parameter = _kept(ctx)
         if torch.is_grad_enabled():
             gradient = weights_of_rows(scores, parameter, ctx.rule)
             if gold is not None:
@@ -237,11 +205,7 @@ def weights_of_rows(scores: Tensor, parameter: Parameter, rule: Rule) -> Tensor:
 
 
 def conjugate_of_rows(scores: Tensor, parameter: Parameter, rule: Rule) -> Tensor:
-    """max_p <p, s> - Omega(p) of rows ``(R, N)``, ``(R,)``; its gradient is the weights, -inf where all is masked.
-
-    >>> conjugate_of_rows(torch.tensor([[1.0, 1.0]]), 2.0, ENTMAX)
-    tensor([1.2500])
-    """
+    """max_p <p, s> - Omega(p) of rows ``(R, N)``, ``(R,)``; its gradient is the weights, -inf where all is masked."""
     _check_rows(scores)
     if traced():
         # The same derivatives to every order: on the support s - grad Omega is constant, which the Jacobian takes to 0.
@@ -252,11 +216,7 @@ def conjugate_of_rows(scores: Tensor, parameter: Parameter, rule: Rule) -> Tenso
 
 
 def loss_of_rows(scores: Tensor, gold: Tensor, parameter: Parameter, rule: Rule) -> Tensor:
-    """Omega*(s) - s[gold], ``(R,)``, for gold ``(R,)`` int64 and Omega(onehot) = 0; its gradient is p - onehot.
-
-    >>> loss_of_rows(torch.tensor([[3.0, 1.0]]), torch.tensor([0]), 2.0, ENTMAX)
-    tensor([0.])
-    """
+    """Omega*(s) - s[gold], ``(R,)``, for gold ``(R,)`` int64 and Omega(onehot) = 0; its gradient is p - onehot."""
     _check_rows(scores)
     if traced():
         return conjugate_of_rows(scores, parameter, rule) - scores.gather(1, gold.unsqueeze(1)).squeeze(1)

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch.autograd import forward_ad
 
-__all__ = ["traced", "uncompiled"]
-
 Class = TypeVar("Class", bound=type)
 
 _transforms_active = getattr(torch._C, "_are_functorch_transforms_active", None)
@@ -41,13 +39,6 @@ def uncompiled(kind: Class) -> Class:
     """A class whose public methods and properties ``torch.compile`` calls as they are, between the graphs it makes.
 
     What they do is compiled already, and what they look at (lengths, labels, results kept) is no part of a graph.
-
-    >>> @uncompiled
-    ... class Length:
-    ...     def __init__(self, x):
-    ...         self.found = int(x.sum())
-    >>> Length(torch.ones(3)).found
-    3
     """
     for name, member in list(vars(kind).items()):
         if name.startswith("_") and name != "__init__":

@@ -1,3 +1,3 @@
-"""Compiled kernels for the CPU: Numba around explicit vector code. Imported only where they are used."""
+"""CPU kernels: C++ in ``csrc/``, compiled into ``thalweg._kernels``, and its face; imported where it is used."""
 
 __all__: list[str] = []

@@ -6,25 +6,18 @@ values, so that the Q x N weights are never held (online softmax, Milakov and Gi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Settled", "associate", "associate_gradient", "nearest", "offset", "settle"]
-
 _HELD = 1 << 22  # scores that a pass holds at once
 _BLOCK = 4096  # patterns of a block unless told
 
 
 class Settled(NamedTuple):
-    """Where queries came to rest.
-
-    >>> Settled(torch.ones(1, 2), torch.zeros(1, 3), torch.tensor([2]), torch.tensor([True])).steps
-    tensor([2])
-    """
+    """Where queries came to rest."""
 
     state: Tensor  # (Q, D)
     energies: Tensor  # (Q, max_steps + 1); entries after a query stopped repeat its last
@@ -96,11 +89,7 @@ def _passes(
 def associate(
     queries: Tensor, keys: Tensor, values: Tensor, beta: float | Tensor, mask: Tensor | None, block: int | None
 ) -> tuple[Tensor, Tensor]:
-    """:func:`thalweg.kernels.memory.associate` block by block.
-
-    >>> associate(torch.zeros(1, 1), torch.zeros(2, 1), torch.tensor([[1.0], [3.0]]), 1.0, None, 1)
-    (tensor([[2.]]), tensor([0.6931]))
-    """
+    """:func:`thalweg.kernels.memory.associate` block by block."""
     mixed, lse = _passes(_wide(queries), keys, values, beta, mask, block)
     return mixed.to(values.dtype), lse
 
@@ -118,10 +107,6 @@ def associate_gradient(
     .. math:: \frac{\partial L}{\partial s_{qi}} = p_{qi}\,\big(h_q + \beta\, g_q \cdot (v_i - y_q)\big), \qquad
         \frac{\partial L}{\partial \beta} = \sum_q \Big(\sum_i p_{qi} s_{qi}\, g_q \cdot (v_i - y_q)
         + \frac{h_q}{\beta} \big(\sum_i p_{qi} s_{qi} - l_q\big)\Big).
-
-    >>> zero, one = torch.zeros(1, 1), torch.ones(1, 1)
-    >>> associate_gradient((zero, one, one, 1.0, None), (one, torch.zeros(1)), (zero, torch.ones(1)), None)[0]
-    tensor([[1.]])
     """
     queries, keys, values, beta, mask = inputs
     mixed, lse = outputs
@@ -157,11 +142,7 @@ def associate_gradient(
 def settle(
     queries: Tensor, patterns: Tensor, beta: float, max_steps: int, tol: float, mask: Tensor | None, block: int | None
 ) -> Settled:
-    """:func:`thalweg.kernels.memory.settle` step by step; queries that have come to rest are left out of a step.
-
-    >>> settle(torch.tensor([[0.9]]), torch.tensor([[1.0], [-1.0]]), 100.0, 5, 1e-6, None, None).steps
-    tensor([2])
-    """
+    """:func:`thalweg.kernels.memory.settle` step by step; queries that have come to rest are left out of a step."""
     wide, count = _wide(queries), len(queries)
     base = offset(patterns, beta, mask)
     state, steps = wide.clone(), torch.zeros(count, dtype=torch.int64, device=wide.device)
@@ -188,28 +169,16 @@ def settle(
 
 
 def offset(patterns: Tensor, beta: float, mask: Tensor | None) -> Tensor:
-    """What an energy has beside the query: (1/b) log N + M^2 / 2 of the patterns that are present; of shape ().
-
-    >>> offset(torch.tensor([[2.0], [9.0]]), 1.0, torch.tensor([True, False]))
-    tensor(2.)
-    """
+    """What an energy has beside the query: (1/b) log N + M^2 / 2 of the patterns that are present; of shape ()."""
     norms = torch.linalg.vector_norm(_wide(patterns), dim=1)
-    if mask is None and len(norms):
-        return norms.amax().square().mul_(0.5).add_(math.log(len(norms)) / beta)
-    if mask is None:
-        count = norms.new_ones(())
-    else:
-        norms, count = norms.masked_fill(~mask, 0.0), mask.sum().to(norms.dtype)
+    count = norms.new_tensor(len(norms)) if mask is None else mask.sum().to(norms.dtype)
+    norms = norms if mask is None else norms.masked_fill(~mask, 0.0)
     largest = norms.amax() if len(norms) else norms.new_zeros(())
     return count.clamp(min=1).log() / beta + largest * largest / 2
 
 
 def nearest(queries: Tensor, keys: Tensor, k: int, mask: Tensor | None, block: int | None) -> tuple[Tensor, Tensor]:
-    """:func:`thalweg.kernels.memory.nearest` by merging the best of every block with the best so far.
-
-    >>> nearest(torch.ones(1, 1), torch.tensor([[1.0], [3.0], [2.0]]), 2, None, 1)
-    (tensor([[3., 2.]]), tensor([[1, 2]]))
-    """
+    """:func:`thalweg.kernels.memory.nearest` by merging the best of every block with the best so far."""
     wide = _wide(queries)
     best = wide.new_full((len(queries), k), -torch.inf)
     where = torch.full((len(queries), k), -1, device=queries.device)

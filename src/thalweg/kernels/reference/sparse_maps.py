@@ -1,7 +1,7 @@
 r"""Sparse maps from scores to weights in plain PyTorch: what the compiled kernels must give.
 
-Every function works along the last axis. Thresholds are found in float64: two by sorting, the others by a bracketed
-Newton iteration on the logarithm c of the largest weight, in which the limit of softmax is an ordinary point:
+Every function works along the last axis. Thresholds are found in float64, by a bracketed Newton iteration on the
+logarithm c of the largest weight, in which the limit of softmax is an ordinary point:
 
 .. math:: p_i = \exp\Big(-c + \tfrac1d \log\big(1 + d\, e^{dc} (s_i - \max s)\big)\Big), \qquad d = \alpha - 1
 
@@ -16,23 +16,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = [
-    "entmax",
-    "entmax15",
-    "entmax_in_alpha",
-    "entmax_vjp",
-    "half_square",
-    "k_subsets",
-    "k_subsets_vjp",
-    "norm",
-    "normmax",
-    "normmax_in_alpha",
-    "normmax_vjp",
-    "softmax",
-    "sparsemax",
-    "tsallis",
-]
-
 _STEPS = 120  # Newton needs some six; every third may halve the bracket, so that 53 bits are had in any case
 _TOLERANCE = 1e-14
 
@@ -45,10 +28,6 @@ def _centred(scores: Tensor, pivot: Tensor) -> tuple[Tensor, Tensor]:
     masked = pivot == -torch.inf
     factor = torch.where(masked, 0.0, torch.where(pivot < torch.inf, 1.0, torch.nan)).double()
     return scores.double() - pivot.double().masked_fill(masked | (factor != factor), 0.0), factor
-
-
-def _top(scores: Tensor) -> Tensor:
-    return scores.amax(-1, keepdim=True)
 
 
 def _answer(weights: Tensor, factor: Tensor, scores: Tensor) -> Tensor:
@@ -65,42 +44,6 @@ def softmax(scores: Tensor) -> Tensor:
     """
     masked = (scores == -torch.inf).all(-1, keepdim=True)
     return scores.masked_fill(masked, 0.0).softmax(-1).masked_fill(masked, 0.0)
-
-
-def sparsemax(scores: Tensor) -> Tensor:
-    """The point of the simplex nearest to the scores, by sorting; O(N log N). Held, Wolfe and Crowder (1974).
-
-    >>> sparsemax(torch.tensor([1.0, 0.5, -3.0]))
-    tensor([0.7500, 0.2500, 0.0000])
-    """
-    if not scores.numel():
-        return scores.clone()
-    x, factor = _centred(scores, _top(scores))
-    x = x.clamp(min=-1.0)  # no entry this far below the first has weight
-    ordered = x.sort(-1, descending=True).values
-    rank = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
-    threshold = (ordered.cumsum(-1) - 1) / rank
-    size = (ordered > threshold).sum(-1, keepdim=True).clamp(min=1)
-    return _answer((x - threshold.gather(-1, size - 1)).clamp(min=0.0), factor, scores)
-
-
-def entmax15(scores: Tensor) -> Tensor:
-    """Entmax with alpha = 1.5 by sorting; O(N log N). Peters, Niculae and Martins (2019), section 4.1.
-
-    >>> entmax15(torch.tensor([1.0, 0.0, -3.0]))
-    tensor([0.8307, 0.1693, 0.0000])
-    """
-    if not scores.numel():
-        return scores.clone()
-    x, factor = _centred(scores, _top(scores))
-    x = (x / 2).clamp(min=-1.0)
-    ordered = x.sort(-1, descending=True).values
-    rank = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
-    mean, square = ordered.cumsum(-1) / rank, ordered.square().cumsum(-1) / rank
-    spread = ((1 - rank * (square - mean.square())) / rank).clamp(min=0.0)
-    threshold = mean - spread.sqrt()
-    size = (threshold < ordered).sum(-1, keepdim=True).clamp(min=1)
-    return _answer((x - threshold.gather(-1, size - 1)).clamp(min=0.0).square(), factor, scores)
 
 
 def _solve(x: Tensor, z: Tensor, d: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,7 +78,7 @@ def entmax(scores: Tensor, alpha: Tensor) -> Tensor:
     """
     if not scores.numel():
         return scores.clone()
-    x, factor = _centred(scores, _top(scores))
+    x, factor = _centred(scores, scores.amax(-1, keepdim=True))
     d = (alpha.double() - 1).clamp(min=0.0).expand(*x.shape[:-1], 1)
     x = torch.where(factor == 1, x, 0.0)
     t, total = _solve(x, d * x.clamp(min=-1e300), d, torch.ones_like(d))
@@ -150,7 +93,7 @@ def normmax(scores: Tensor, alpha: Tensor) -> Tensor:
     """
     if not scores.numel():
         return scores.clone()
-    x, factor = _centred(scores, _top(scores))
+    x, factor = _centred(scores, scores.amax(-1, keepdim=True))
     alpha = alpha.double().expand(*x.shape[:-1], 1)
     x = torch.where(factor == 1, x, 0.0)
     t, _ = _solve(x, x, alpha - 1, alpha)
@@ -200,11 +143,7 @@ def _powers(weights: Tensor, exponent: Tensor | float) -> Tensor:
 
 
 def entmax_vjp(weights: Tensor, grad: Tensor, alpha: Tensor | float) -> Tensor:
-    r"""The gradient in the scores: w (g - <w, g> / sum w) with w = p^(2 - alpha) on the support.
-
-    >>> entmax_vjp(torch.tensor([0.75, 0.25, 0.0]), torch.tensor([1.0, 0.0, 5.0]), 2.0)
-    tensor([ 0.5000, -0.5000, -0.0000])
-    """
+    r"""The gradient in the scores: w (g - <w, g> / sum w) with w = p^(2 - alpha) on the support."""
     local = _powers(weights, 2 - alpha)
     total = local.sum(-1, keepdim=True)
     shares = local / torch.where(total > 0, total, 1.0)
@@ -234,9 +173,6 @@ def entmax_in_alpha(weights: Tensor, alpha: Tensor) -> Tensor:
         = \frac{p\,Q - A - d\,(p\,L\,Q - H A)}{\sum p^{1-d}}
 
     which is the formula of Correia, Niculae and Martins (2019) without its differences of nearly equal numbers.
-
-    >>> entmax_in_alpha(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([1.5]))
-    tensor([0., 0., 0.])
     """
     d = alpha - 1
     support = weights > 0
@@ -256,11 +192,7 @@ def _normed(weights: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def normmax_vjp(weights: Tensor, grad: Tensor, alpha: Tensor) -> Tensor:
-    """The gradient in the scores: h r - p <h, r>, where h = (g - <g, p>) ||p|| and r = t^(2 - alpha) / (alpha - 1).
-
-    >>> normmax_vjp(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([1.0, -1.0, 5.0]), torch.tensor(2.0))
-    tensor([ 0.7071, -0.7071,  0.0000])
-    """
+    """The gradient in the scores: h r - p <h, r>, where h = (g - <g, p>) ||p|| and r = t^(2 - alpha) / (alpha - 1)."""
     inverse, t = _normed(weights, alpha)
     grad = torch.where(weights > 0, grad, 0.0)
     pulled = (grad - (grad * weights).sum(-1, keepdim=True)) / inverse * _powers(t, 2 - alpha) / (alpha - 1)
@@ -272,9 +204,6 @@ def normmax_in_alpha(weights: Tensor, alpha: Tensor) -> Tensor:
 
     .. math:: t' = -\frac{t \log t + t^{2-\alpha} \lambda'}{d}, \qquad
         \lambda' = -\frac{\sum t^\alpha \log t}{\alpha \sum t} d
-
-    >>> normmax_in_alpha(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([2.0]))
-    tensor([0., 0., 0.])
     """
     d = alpha - 1
     inverse, t = _normed(weights, alpha)
@@ -286,11 +215,7 @@ def normmax_in_alpha(weights: Tensor, alpha: Tensor) -> Tensor:
 
 
 def k_subsets_vjp(weights: Tensor, grad: Tensor, _: float = 0.0) -> Tensor:
-    """The gradient in the scores: g less its mean, over the entries that are strictly between 0 and 1.
-
-    >>> k_subsets_vjp(torch.tensor([1.0, 0.5, 0.5, 0.0]), torch.tensor([9.0, 1.0, 0.0, 5.0]))
-    tensor([ 0.0000,  0.5000, -0.5000,  0.0000])
-    """
+    """The gradient in the scores: g less its mean, over the entries that are strictly between 0 and 1."""
     free = (weights > 0) & (weights < 1)
     grad = torch.where(free, grad, 0.0)
     mean = grad.sum(-1, keepdim=True) / free.sum(-1, keepdim=True).clamp(min=1)
@@ -298,11 +223,7 @@ def k_subsets_vjp(weights: Tensor, grad: Tensor, _: float = 0.0) -> Tensor:
 
 
 def norm(weights: Tensor, alpha: Tensor | float) -> Tensor:
-    """Omega(p) = ||p||_alpha of each row; differentiable, with gradient 0 in a row of zeros.
-
-    >>> norm(torch.tensor([0.6, 0.8]), 2.0)
-    tensor(1.)
-    """
+    """Omega(p) = ||p||_alpha of each row; differentiable, with gradient 0 in a row of zeros."""
     alpha = torch.as_tensor(alpha, dtype=weights.dtype, device=weights.device)
     raised = _powers(weights, alpha).sum(-1, keepdim=True)
     some = raised > 0
@@ -310,11 +231,7 @@ def norm(weights: Tensor, alpha: Tensor | float) -> Tensor:
 
 
 def half_square(weights: Tensor, _: float = 0.0) -> Tensor:
-    """Omega(p) = ||p||^2 / 2 of each row.
-
-    >>> half_square(torch.tensor([0.6, 0.8]))
-    tensor(0.5000)
-    """
+    """Omega(p) = ||p||^2 / 2 of each row."""
     return weights.square().sum(-1) / 2
 
 
