@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from oracles.convolution import flat_network
-from thalweg.energies.convnet.model import ConvNet, ConvNetConfig
+from thalweg.energies.convnet.config import ConvNetConfig
+from thalweg.energies.convnet.model import ConvNet
 from thalweg.errors import ConfigError, ShapeError
 
 SMALL = {"channels": (4, 6), "hidden": (5,), "dropout": 0.0}

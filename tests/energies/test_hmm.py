@@ -99,7 +99,6 @@ def test_matches_enumeration(case, missing):
     smoothed = model.smooth(*arguments, observed=observed)
     filtered = model.filter(*arguments, observed=observed)
     scores, states = model.viterbi(*arguments, observed=observed)
-    predicted = model.forecast(*arguments, observed=observed)
     for item, length in enumerate(LENGTHS):
         densities = densities_of(model, x[item], length, OBSERVED[item] if missing else None)
         exact = Enumerated(model, densities)
@@ -114,13 +113,6 @@ def test_matches_enumeration(case, missing):
         assert states[item, length:].tolist() == [-1] * (T - length)
         assert not smoothed[item, length:].any()
         assert not filtered[item, length:].any()
-        ahead = Enumerated(model, [*densities, None])
-        expected = [ahead.posterior(length, c) for c in range(C)]
-        assert predicted.states[item].tolist() == pytest.approx(expected)
-        chances = densities_of(model, x[item], 1, None)[0]
-        assert chances is not None
-        density = predicted.observation.log_prob(x[:, 0]).exp()[item].item()
-        assert density == pytest.approx(sum(p * d for p, d in zip(expected, chances, strict=True)))
 
 
 def test_enumeration_can_fail():
@@ -162,21 +154,13 @@ def test_filter_keeps_states_that_plain_probabilities_lose():
     torch.testing.assert_close(found[0, 1:, 1], torch.ones(2))
 
 
-def test_many_steps_ahead():
-    model, x = table(), symbols()
-    P = torch.as_tensor(model.log_transition).exp()
-    last = model.filter(x)[:, -1]
-    for steps in (1, 2, 6):
-        torch.testing.assert_close(model.forecast(x, steps=steps).states, last @ torch.linalg.matrix_power(P, steps))
-
-
 def test_zeros_are_exact():
     model = HMM([1.0, 0.0], [[0.5, 0.5], [0.0, 1.0]], [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     assert torch.isneginf(model.log_initial).tolist() == [False, True]
     assert model.smooth(torch.tensor([[0, 1, 0]]))[0].tolist() == [[1, 0], [0, 1], [0, 1]]
     with pytest.raises(InfeasibleError, match="batch item 1"):
         model.log_likelihood(torch.tensor([[0, 0], [1, 0]]))  # the first state cannot say 1
-    for ask in (model.filter, model.smooth, model.viterbi, model.forecast):
+    for ask in (model.filter, model.smooth, model.viterbi):
         with pytest.raises(InfeasibleError, match="batch item 0"):
             ask(torch.tensor([[2]]))
 
@@ -231,7 +215,6 @@ def test_sparse_transitions_give_the_same():
         torch.testing.assert_close(other.log_likelihood(x, LENGTHS), dense.log_likelihood(x, LENGTHS))
         torch.testing.assert_close(other.filter(x, LENGTHS), dense.filter(x, LENGTHS))
         torch.testing.assert_close(other.smooth(x, LENGTHS), dense.smooth(x, LENGTHS))
-        torch.testing.assert_close(other.forecast(x, steps=3).states, dense.forecast(x, steps=3).states)
         assert torch.equal(other.viterbi(x)[1], dense.viterbi(x)[1])
     assert edges.sample(4, 5)[0].shape == (5, 4)
     with pytest.raises(ShapeError, match="row 1 of `transition` must be probabilities that sum to one, got the sum 0"):
@@ -333,8 +316,6 @@ def test_observations_that_do_not_fit(x, kwargs, message):
 
 
 def test_other_errors():
-    with pytest.raises(ConfigError, match="`steps` must be an integer of at least 1"):
-        table().forecast(symbols(), steps=0)
     with pytest.raises(ConfigError, match="`length` must be an integer of at least 1"):
         table().sample(0)
     with pytest.raises(ConfigError, match="`generator` must be None here"):

@@ -196,10 +196,6 @@ def test_fitting_finds_the_states(kind, emission):
     assert model.log_likelihood(x).sum().item() == pytest.approx(model.score(x))
     drawn = model.sample(5, 2, generator=torch.Generator().manual_seed(0))
     assert drawn[1].shape == (2, 5, D)
-    soon = model.forecast(x)
-    points = x[:, 0]
-    mixed = (soon.states.log() + model.chain(points.unsqueeze(1)).potentials.emissions.squeeze(1)).logsumexp(-1)
-    torch.testing.assert_close(soon.observation.log_prob(points), mixed.detach())
 
 
 def test_a_fall_is_told_of(monkeypatch):
@@ -256,7 +252,6 @@ def test_states_that_share_an_emission():
     assert model.emits.size == 2
     assert model.chain(ramp()[1]).num_labels == 3
     assert model.sample(4, 2)[1].shape == (2, 4, D)
-    assert model.forecast(ramp()[1]).observation.log_prob(torch.zeros(6, D)).shape == (6,)
 
 
 def test_pseudo_counts_are_the_prior():

@@ -125,8 +125,8 @@ def test_an_offset_balances_the_classes(steepness):
 
 @pytest.mark.parametrize("kernel", [RBF(), Linear(), 2.0 * RBF(0.5)], ids=repr)
 def test_the_classifier_is_that_of_libsvm(kernel):
-    X, t = problem(300, noise=1.0)
-    y = np.array(["no", "yes", "other"])[((t.numpy() + 1) / 2).astype(int) + (np.arange(300) % 5 == 0)]
+    X, t = problem(150, noise=1.0)
+    y = np.array(["no", "yes", "other"])[((t.numpy() + 1) / 2).astype(int) + (np.arange(150) % 5 == 0)]
     ours = KernelSVC(kernel, solver="gap", tolerance=1e-4, max_iter=1000).fit(X.numpy(), y)
     theirs = KernelSVC(kernel, tolerance=1e-6).fit(X.numpy(), y)
     duals = [[pair.dual for pair in machine.kkt_report().pairs] for machine in (ours, theirs)]

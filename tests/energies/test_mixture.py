@@ -18,7 +18,6 @@ from thalweg.learning.losses.densities import (
     contrastive_divergence,
     denoising_score_matching,
     score_matching,
-    sliced_score_matching,
 )
 
 SHAPES = ("full", "tied", "diagonal", "spherical")
@@ -140,7 +139,6 @@ def test_gradient_descent_finds_what_em_finds():
 
 @pytest.mark.parametrize("loss", [
     score_matching,
-    lambda energy, data: sliced_score_matching(energy, data, generator=seeded()),
     lambda energy, data: denoising_score_matching(energy, data, noise=0.3, generator=seeded()),
     lambda energy, data: contrastive_divergence(energy, data, step_size=0.1, generator=seeded()),
     lambda energy, data: energy(data),

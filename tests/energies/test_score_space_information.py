@@ -10,8 +10,8 @@ import torch
 
 from oracles.score_spaces import fisher_information_1d
 from thalweg.energies import HMM, GaussianEmission, GaussianMixture, ScoreSpace
-from thalweg.energies.derivatives.choice import derivatives_of
 from thalweg.energies.derivatives.information import exact_information
+from thalweg.energies.score_space import derivatives_of
 
 
 def normal(*shape, seed=0):

@@ -7,7 +7,6 @@ import torch
 
 from thalweg.data import pad
 from thalweg.energies import Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
-from thalweg.energies.transformer.compiled import CompiledTransformer
 from thalweg.energies.transformer.fixed import FixedTransformer
 from thalweg.errors import ConfigError
 from thalweg.inference import beam_search, greedy
@@ -113,7 +112,6 @@ def test_float32_search_takes_the_ordinary_path(name, map):
     assert model.compiled(source) is None
     if isinstance(model, Transformer):
         assert not FixedTransformer.serves(model)
-        assert CompiledTransformer.kind_of(model) is None
         assert model.fixed(source) is None
     exact = build(name, map)
     with torch.no_grad():
@@ -126,7 +124,7 @@ def test_the_softmax_keeps_its_fast_paths():
     model = build("encoder-decoder", 1.0, torch.float32)
     assert model.config.has_softmax
     assert FixedTransformer.serves(model)
-    assert CompiledTransformer.kind_of(model) is torch.float32
+    assert model.compiled(pad(SOURCES)) is not None
     same = build("encoder-decoder", "softmax", torch.float32)
     source, target = pad(SOURCES), pad([[4, 3], [5, 3], [6, 3]])
     torch.testing.assert_close(model(source, target), same(source, target))

@@ -174,7 +174,7 @@ def test_tables_of_a_recorded_encoder_stay() -> None:
     for kind in ("sinusoidal", "rotary"):
         fixed = FixedTransformer(build(positions=kind), 1, 1, 1028, 1)
         width = 8 if kind == "sinusoidal" else 4
-        table = tables.kept_sinusoidal_table if kind == "sinusoidal" else tables.kept_rotary_table
+        table = tables.sinusoidal_table if kind == "sinusoidal" else tables.rotary_table
         kept = table(1028, width, dtype=torch.float32, device=fixed.logits.device)
         wanted = (kept,) if isinstance(kept, Tensor) else kept
         assert all(any(one is other for other in fixed.tables) for one in wanted)

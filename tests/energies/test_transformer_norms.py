@@ -12,7 +12,6 @@ import torch
 from oracles.transformer import plain_log_probs
 from thalweg.data import pad
 from thalweg.energies import Transformer, TransformerConfig
-from thalweg.energies.transformer.compiled import CompiledTransformer
 from thalweg.energies.transformer.fixed import FixedTransformer
 from thalweg.errors import ConfigError
 from thalweg.inference import beam_search, greedy
@@ -135,9 +134,9 @@ def test_searches_equal_the_forced_pass(settings):
 
 
 def test_which_searches_serve_which_norms():
-    compiled = {kind: CompiledTransformer.kind_of(build(dtype=torch.float32, encoder_norm=kind)) for kind in KINDS}
+    compiled = {kind: build(dtype=torch.float32, encoder_norm=kind).compiled(pad(SOURCES)) for kind in KINDS}
     assert {kind for kind, found in compiled.items() if found is not None} == {"layer", "rms", "batch", "instance"}
-    assert CompiledTransformer.kind_of(build(dtype=torch.float32, decoder_norm="none")) is None
+    assert build(dtype=torch.float32, decoder_norm="none").compiled(pad(SOURCES)) is None
     fixed = {kind for kind in KINDS if FixedTransformer.serves(build(dtype=torch.float32, encoder_norm=kind))}
     assert fixed == {"layer", "batch", "instance"}, "the encoder runs as it is, the decoder's norms are LayerNorms"
 

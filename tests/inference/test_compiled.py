@@ -24,7 +24,7 @@ from thalweg.inference.search.graph_replay import Request
 from thalweg.layers.low_precision import reduce_precision
 from thalweg.layers.padded import Padded
 
-pytest.importorskip("numba")
+kernels: Any = pytest.importorskip("thalweg._kernels")
 SMALL = TransformerConfig(width=24, heads=3, feedforward=40, encoder_layers=2, decoder_layers=2)
 WISHES = [
     {"width": 1, "max_length": 6},
@@ -35,12 +35,14 @@ WISHES = [
 ]
 
 
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+@pytest.fixture
+def shared_out() -> Iterator[None]:
+    """Two threads, and every piece of work is shared between them, however small."""
+    before, least = torch.get_num_threads(), kernels.set_least_operations(1)
+    torch.set_num_threads(2)
+    yield
     torch.set_num_threads(before)
+    kernels.set_least_operations(least)
 
 
 def model_of(config: TransformerConfig, seed: int = 0, **options: Any) -> Transformer:
@@ -80,7 +82,7 @@ def ordinary(model: Transformer, source: Padded, wish: dict[str, Any]) -> Hypoth
     return beam_search(model, source, rows_at_once=999, **wish)
 
 
-@pytest.mark.parametrize("wish", WISHES, ids=str)
+@pytest.mark.usefixtures("shared_out")
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize(
     ("positions", "activation", "embedding_norm"),
@@ -92,15 +94,17 @@ def ordinary(model: Transformer, source: Padded, wish: dict[str, Any]) -> Hypoth
     ],
 )
 def test_answers_are_those_of_the_ordinary_search(
-    threads: int, norm: Any, positions: Any, activation: Any, embedding_norm: bool, wish: dict[str, Any]
+    norm: Any, positions: Any, activation: Any, embedding_norm: bool
 ) -> None:
     config = replace(SMALL, norm=norm, positions=positions, activation=activation, embedding_norm=embedding_norm)
     model, source = model_of(config), sources(3, 2, 7)
-    assert_same(compiled(model, source, wish), ordinary(model, source, wish))
+    for wish in WISHES:
+        assert_same(compiled(model, source, wish), ordinary(model, source, wish))
 
 
+@pytest.mark.usefixtures("shared_out")
 @pytest.mark.parametrize("kind", ["int8", "bf16"])
-def test_reduced_precision(threads: int, kind: Any) -> None:
+def test_reduced_precision(kind: Any) -> None:
     model, source = reduce_precision(model_of(SMALL), kind), sources(3, 2, 7)
     assert isinstance(model, Transformer)
     for wish in WISHES:
@@ -153,7 +157,8 @@ def test_the_public_searches_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [True, True]
 
 
-def test_many_rows_that_end_at_all_times(threads: int) -> None:
+@pytest.mark.usefixtures("shared_out")
+def test_many_rows_that_end_at_all_times() -> None:
     """Panels of weights, rows given up by items that are done, and items past the batch up to a power of two."""
     draw = torch.Generator().manual_seed(4)
     lengths = torch.randint(1, 9, (70,), generator=draw).tolist()
@@ -207,7 +212,8 @@ def test_weights_changed_in_place_are_seen_and_moved_ones_too() -> None:
     assert_same(compiled(model, source, WISHES[1]), ordinary(model, source, WISHES[1]))
 
 
-def test_several_threads_at_once(threads: int) -> None:
+@pytest.mark.usefixtures("shared_out")
+def test_several_threads_at_once() -> None:
     model = model_of(SMALL)
     batches = [sources(3, 2, seed=n) for n in range(12)]
     expected = [ordinary(model, source, WISHES[1]) for source in batches]

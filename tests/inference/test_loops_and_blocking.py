@@ -16,7 +16,6 @@ from thalweg.inference import (
     exact_search,
     greedy,
     loop_at_end,
-    token_loops,
 )
 
 V, EOS = 4, 3
@@ -95,9 +94,9 @@ def test_loops_of_hypotheses() -> None:
     table = [[-inf, 0.0, -inf, -inf], [-inf, -inf, 0.0, -inf], [-inf, 0.0, -inf, -inf], [0.0] * 4]
     model = TableModel.markov(table, bos=0, eos=EOS)
     found = greedy(model, torch.zeros(2, dtype=torch.long), max_length=11)
-    assert token_loops(found, eos=EOS) == [[((2, 1), 5)]] * 2
+    assert [loop_at_end(rows[0]) for rows in found.sequences()] == [((2, 1), 5)] * 2
     stopped = greedy(model, torch.zeros(1, dtype=torch.long), max_length=11, allowed=NoRepeat(2, vocab_size=V))
-    assert token_loops(stopped, eos=EOS) == [[]], "nothing can follow, so that there is no answer"
+    assert stopped.sequences() == [[]], "nothing can follow, so that there is no answer"
 
 
 @pytest.mark.parametrize("wrong", [0, -1, True, 1.5])

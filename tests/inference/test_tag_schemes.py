@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thalweg.errors import ConfigError, DataError
-from thalweg.inference.structures.tag_schemes import TagConstraints, span_tags, tag_constraints, tag_spans
+from thalweg.inference.structures.tag_schemes import TagConstraints, tag_constraints, tag_spans
 
 LETTERS = {"BIO": "BI", "BIOES": "BIES", "BILOU": "BILU", "IOB1": "BI", "IO": "I"}
 
@@ -57,10 +57,23 @@ def test_permitted_is_what_reads_and_writes_to_itself(scheme):
         for path in itertools.product(range(len(labels)), repeat=length):
             tags = tuple(labels[i] for i in path)
             permitted = is_permitted(rules, path)
-            assert permitted == (tuple(span_tags(tag_spans(tags, scheme), length, scheme)) == tags), tags
             assert permitted == is_word(scheme, tags), tags
             counted += permitted
     assert counted > 0
+
+
+def written(spans, length, scheme):
+    """The tags of spans: the letters of the first, the middle ones, the last, and of a span of one."""
+    first, last, single = {"BIOES": "BES", "BILOU": "BLU", "BIO": "BIB", "IOB1": "III", "IO": "III"}[scheme]
+    tags = ["O"] * length
+    for n, (start, end, kind) in enumerate(spans):
+        touches = n > 0 and spans[n - 1][1:] == (start, kind)
+        middle = ["I"] * (end - start - 2)
+        letters = [single] if end - start == 1 else [first, *middle, last]
+        if scheme == "IOB1" and touches:
+            letters[0] = "B"
+        tags[start:end] = [f"{letter}-{kind}" for letter in letters]
+    return tags
 
 
 @pytest.mark.parametrize("scheme", LETTERS)
@@ -69,11 +82,9 @@ def test_spans_are_read_back(scheme):
         for spans in span_sets(length):
             touching = any(a[1:] == (b[0], b[2]) for a, b in itertools.pairwise(spans))
             if scheme == "IO" and touching:
-                with pytest.raises(DataError, match=r"must not touch, got two of '[xy]' at [123]; use BIO"):
-                    span_tags(spans, length, scheme)
-                continue
-            tags = span_tags(reversed(spans), length, scheme)
-            assert tag_spans(tags, scheme, strict=True) == list(spans)
+                continue  # it cannot tell them apart
+            tags = written(spans, length, scheme)
+            assert tag_spans(tags, scheme) == list(spans)
             assert length == 0 or is_word(scheme, tuple(tags))
 
 
@@ -90,7 +101,6 @@ def test_labels_may_be_absent_or_without_type():
     assert rules.transitions.tolist() == [[0, 0], [0, 0]]
     assert rules.start.tolist() == [0, -math.inf]
     assert tag_spans(["B", "I", "B"]) == [(0, 2, ""), (2, 3, "")]
-    assert span_tags([(0, 2, "")], 3, "BIOES") == ["B", "E", "O"]
     segments = tag_constraints(["B", "I", "E", "S"], "BIOES")  # word segmentation: no O
     assert torch.isneginf(segments.end).tolist() == [True, True, False, False]
 
@@ -143,9 +153,3 @@ def test_other_errors():
         tag_constraints("O")
     with pytest.raises(DataError, match="position 1 must be one of"):
         tag_spans(["O", "Q-x"])
-    with pytest.raises(DataError, match="position 1: `I-x` cannot stand there in BIO, `B-x` could"):
-        tag_spans(["O", "I-x"], strict=True)
-    with pytest.raises(DataError, match="0 <= start < end <= 2, got \\(1, 3, 'x'\\)"):
-        span_tags([(1, 3, "x")], 2)
-    with pytest.raises(DataError, match="must not overlap"):
-        span_tags([(0, 2, "x"), (1, 3, "y")], 3)

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from thalweg.errors import ConfigError
-from thalweg.layers import feature_positions, rotary_table, rotate, sinusoidal_table
-from thalweg.layers.positions import kept_rotary_table, kept_sinusoidal_table
+from thalweg.layers.positions import feature_positions, rotary_table, rotate, sinusoidal_table
 
 
 @pytest.mark.parametrize("length", [1, 256, 257, 600])
@@ -20,9 +19,9 @@ def test_sinusoids(length):
         assert table[p].tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def test_tables_are_kept_and_prefixes_of_one_another():
-    short = kept_sinusoidal_table(10, 8, dtype=torch.float32, device="cpu")
-    assert kept_sinusoidal_table(200, 8, dtype=torch.float32, device="cpu") is short
+def test_tables_are_and_prefixes_of_one_another():
+    short = sinusoidal_table(10, 8, dtype=torch.float32, device="cpu")
+    assert sinusoidal_table(200, 8, dtype=torch.float32, device="cpu") is short
     long = sinusoidal_table(1000, 8, dtype=torch.float32, device="cpu")
     assert torch.equal(long[:256], short)
 
@@ -63,14 +62,3 @@ def test_odd_widths():
         sinusoidal_table(4, 5, dtype=torch.float32, device="cpu")
     with pytest.raises(ConfigError, match="even width"):
         rotary_table(4, 3, dtype=torch.float32, device="cpu")
-
-
-def test_tables_that_are_given_away_are_not_those_of_the_models():
-    given, (cos, sin) = (
-        sinusoidal_table(9, 8, dtype=torch.float32, device="cpu"),
-        rotary_table(9, 8, dtype=torch.float32, device="cpu"),
-    )
-    for table in (given, cos, sin):
-        table.fill_(torch.nan)
-    assert kept_sinusoidal_table(9, 8, dtype=torch.float32, device="cpu").isfinite().all()
-    assert all(part.isfinite().all() for part in kept_rotary_table(9, 8, dtype=torch.float32, device="cpu"))

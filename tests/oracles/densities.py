@@ -32,11 +32,6 @@ def gaussian_score_matching(x, mean, precision):
     return 0.5 * float(slope @ slope) - float(np.trace(precision))
 
 
-def gaussian_sliced(x, mean, precision, signs):
-    slope = precision @ (x - mean)
-    return 0.5 * float(slope @ slope) - float(np.mean([v @ precision @ v for v in signs]))
-
-
 def gaussian_denoising(x, mean, precision, sigma, shake):
     pull = sigma * precision @ (x + sigma * shake - mean) - shake
     return 0.5 * float(pull @ pull)

@@ -1,6 +1,8 @@
 """Models that give an energy E(x, y): low for good answers."""
 
-from thalweg.energies.convnet.model import ConvNet, ConvNetConfig
+from thalweg.energies.aligner.model import AlignedPair, AlignerConfig, ChunkAligner
+from thalweg.energies.convnet.config import ConvNetConfig
+from thalweg.energies.convnet.model import ConvNet
 from thalweg.energies.densities import (
     GaussianEnergy,
     MLPEnergy,
@@ -11,7 +13,6 @@ from thalweg.energies.densities import (
 from thalweg.energies.estimator import Estimator
 from thalweg.energies.hmm.emissions import CategoricalEmission, Emission, Trouble
 from thalweg.energies.hmm.gaussian import GaussianEmission
-from thalweg.energies.hmm.inference import Prediction
 from thalweg.energies.hmm.mixture import MixtureEmission
 from thalweg.energies.hmm.model import HMM
 from thalweg.energies.hmm.states import left_to_right
@@ -37,17 +38,19 @@ from thalweg.energies.kernel_machine.regression import KernelSVR
 from thalweg.energies.kernel_machine.solver import Dual, solve_dual
 from thalweg.energies.kernel_machine.strings import Spectrum, Subsequence
 from thalweg.energies.kernel_machine.vectors import RBF, Linear, Polynomial, kernel_named
-from thalweg.energies.latent import Answers, BranchEnergy, CircleEnergy, LatentEnergy, free_energy
+from thalweg.energies.latent import Answers, BranchEnergy, LatentEnergy, free_energy
 from thalweg.energies.mixture.model import DegenerateComponentWarning, GaussianMixture
+from thalweg.energies.monotonic.model import Monotonic, MonotonicConfig
 from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.energies.pretrained.model import Pretrained
 from thalweg.energies.score_space import ScoreSpace, fisher_kernel, fisher_vector
 from thalweg.energies.selection import Choice, choose_size
 from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
 from thalweg.energies.tagger import LinearTagger
+from thalweg.energies.transformer.config import TransformerConfig
 from thalweg.energies.transformer.generation import GenerationRules
 from thalweg.energies.transformer.huggingface import ConvertedTransformer, from_huggingface
-from thalweg.energies.transformer.model import Transformer, TransformerConfig
+from thalweg.energies.transformer.model import Transformer
 from thalweg.energies.variational.config import VAEConfig, VAETraining
 from thalweg.energies.variational.model import VAE
 
@@ -55,11 +58,13 @@ __all__ = [
     "HMM",
     "RBF",
     "VAE",
+    "AlignedPair",
+    "AlignerConfig",
     "Answers",
     "BranchEnergy",
     "CategoricalEmission",
     "Choice",
-    "CircleEnergy",
+    "ChunkAligner",
     "Condition",
     "ConvNet",
     "ConvNetConfig",
@@ -88,13 +93,14 @@ __all__ = [
     "MLPEnergy",
     "MemoryReport",
     "MixtureEmission",
+    "Monotonic",
+    "MonotonicConfig",
     "Nearest",
     "Normalised",
     "PairReport",
     "PatternStore",
     "Polynomial",
     "PostTransform",
-    "Prediction",
     "Prepared",
     "Pretrained",
     "PretrainedConfig",

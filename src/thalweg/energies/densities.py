@@ -11,15 +11,6 @@ from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, ShapeError, nearest
 
-__all__ = [
-    "POINTS",
-    "GaussianEnergy",
-    "MLPEnergy",
-    "draw_points",
-    "grid_log_partition",
-    "grid_points",
-]
-
 # The sets of points that `draw_points` knows.
 POINTS = ("moons", "rings", "checkerboard", "blobs")
 

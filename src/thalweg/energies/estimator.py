@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from thalweg.energies.rows import Rows, read_rows
 from thalweg.errors import ConfigError, NotFittedError, ShapeError, nearest
 
-__all__ = ["Estimator"]
-
 
 class Estimator(nn.Module):
     """A module with scikit-learn's manners: ``get_params``, ``set_params``, clones, tags, feature names.

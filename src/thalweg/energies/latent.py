@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, ShapeError
 
-__all__ = ["Answers", "BranchEnergy", "CircleEnergy", "Elimination", "LatentEnergy", "free_energy"]
-
 # How a latent variable is got rid of: summed over, or at its least energy.
 Elimination: TypeAlias = Literal["sum", "minimum"]
 
@@ -81,8 +79,10 @@ class LatentEnergy(nn.Module):
         beta: inverse temperature of the sum over z, above 0.
         over: how z is got rid of, ``sum`` or ``minimum``.
 
-    >>> circle = CircleEnergy(64, over="minimum")
-    >>> circle(torch.tensor([[2.0]]), torch.tensor([[2.0, 0.0]]))  # on the circle of radius 2
+    >>> class Fork(LatentEnergy):  # y is x or -x
+    ...     def joint(self, inputs, answers):
+    ...         return (answers - inputs * torch.tensor([1.0, -1.0])).square()
+    >>> Fork(over="minimum")(torch.tensor([[2.0]]), torch.tensor([[-2.0]]))
     tensor([0.])
     """
 
@@ -212,44 +212,6 @@ class BranchEnergy(LatentEnergy):
     def proposals(self, inputs: Tensor) -> Tensor:
         """f_z(x), ``(B, Z, D)``."""
         return self.places(self.body(inputs)).unflatten(-1, self.shape)
-
-
-class CircleEnergy(LatentEnergy):
-    r"""Answers on a circle of radius x around 0, z the angle, one of Z around the circle.
-
-    .. math:: E(x, y, z) = \frac{\lVert y - x\,(\cos z, \sin z) \rVert^2}{2 s^2}
-
-    Nothing is learned: for one x there are as many answers as angles. Summed over z, the free energy of an x that is
-    small beside s has one answer, the middle.
-
-    Args:
-        angles: Z, at least 1.
-        scale: s, above 0.
-        beta, over: as in :class:`LatentEnergy`.
-
-    >>> CircleEnergy(4, over="minimum").infer(torch.tensor([[1.0]])).energies
-    tensor([[0., 0., 0., 0.]])
-    """
-
-    directions: Tensor
-
-    def __init__(self, angles: int = 64, *, scale: float = 1.0, beta: float = 1.0, over: Elimination = "sum"):
-        super().__init__(beta=beta, over=over)
-        if angles < 1 or not 0 < scale < math.inf:
-            raise ConfigError(f"`angles` must be at least 1 and `scale` above 0, got {angles} and {scale}")
-        turns = torch.arange(angles, dtype=torch.float64) * (2 * math.pi / angles)
-        directions = torch.stack([turns.cos(), turns.sin()], dim=1)
-        self.register_buffer("directions", directions.to(torch.get_default_dtype()))
-        self.scale = scale
-
-    def joint(self, inputs: Tensor, answers: Tensor) -> Tensor:
-        """E(x, y, z) for every z, ``(..., Z)``."""
-        places = inputs.unsqueeze(-2) * self.directions.to(inputs.dtype)
-        return (answers.unsqueeze(-2) - places).square().sum(dim=-1) / (2 * self.scale**2)
-
-    def proposals(self, inputs: Tensor) -> Tensor:
-        """The points of the circle, ``(B, Z, 2)``."""
-        return inputs.unsqueeze(-2) * self.directions.to(inputs.dtype)
 
 
 def _by_energy(energies: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from thalweg.errors import ShapeError, ThalwegError
 
-__all__ = ["NotNumbersError", "Rows", "as_table", "read_rows", "read_weights"]
-
 # Numbers that are looked at together where all of them are: 4 MB of float64.
 _LOOKED_AT = 2**19
 

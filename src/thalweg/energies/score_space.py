@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from thalweg.energies.derivatives.chains import ChainDerivatives
-from thalweg.energies.derivatives.choice import derivatives_of
 from thalweg.energies.derivatives.information import exact_information
 from thalweg.energies.derivatives.mixtures import MixtureDerivatives
 from thalweg.energies.estimator import Estimator
+from thalweg.energies.hmm.model import HMM
 from thalweg.energies.hmm.sequences import Sequences, read_sequences
 from thalweg.energies.mixture.model import GaussianMixture
 from thalweg.errors import ConfigError, ShapeError, nearest
-
-__all__ = ["ScoreSpace", "fisher_kernel", "fisher_vector"]
 
 _WHITENINGS = ("none", "diagonal", "empirical", "exact")
 
@@ -313,3 +311,15 @@ def _like(batch: Sequences, answer: Tensor, model: Any) -> Any:
     dtype = next((each.dtype for each in model.parameters()), answer.dtype)
     answer = answer.to(dtype=dtype, device=batch.values.device)
     return answer.cpu().numpy() if batch.array else answer
+
+
+def derivatives_of(model: Any) -> MixtureDerivatives | ChainDerivatives:
+    """What differentiates the likelihoods of a model; a ConfigError for one without, a NotFittedError before a fit.
+
+    >>> derivatives_of(HMM([1.0], [[1.0]], [[0.5, 0.5]])).offered
+    ('emissions', 'initial', 'transitions')
+    """
+    if not isinstance(model, GaussianMixture | HMM):
+        raise ConfigError(f"`model` must be a GaussianMixture or an HMM of thalweg, got {type(model).__name__}")
+    model._check_fitted()
+    return MixtureDerivatives(model) if isinstance(model, GaussianMixture) else ChainDerivatives(model)

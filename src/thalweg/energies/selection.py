@@ -9,8 +9,6 @@ from thalweg.energies.hmm.model import HMM
 from thalweg.energies.mixture.model import GaussianMixture
 from thalweg.errors import ConfigError
 
-__all__ = ["Choice", "choose_size"]
-
 M = TypeVar("M", GaussianMixture, HMM)
 
 

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from thalweg.errors import ShapeError
 from thalweg.inference.structures.chain import LinearChain
 
-__all__ = ["LinearTagger"]
-
 
 class LinearTagger(nn.Module):
     r"""Chains of labels with emissions that are linear in the features of a position,

@@ -17,7 +17,7 @@ from thalweg.inference.search.constraints import Allowed, NoRepeat, Trie, Withou
 from thalweg.inference.search.ensemble import Ensemble, Vote, majority_vote
 from thalweg.inference.search.exact import OptimalityReport, exact_search, optimality_report
 from thalweg.inference.search.greedy import greedy
-from thalweg.inference.search.loops import Loop, loop_at_end, token_loops
+from thalweg.inference.search.loops import Loop, loop_at_end
 from thalweg.inference.search.markov import MarkovModel, viterbi
 from thalweg.inference.search.protocol import Autoregressive, Hypotheses
 from thalweg.inference.search.risk import minimum_bayes_risk
@@ -25,18 +25,24 @@ from thalweg.inference.search.sampling import sample_sequences
 from thalweg.inference.search.stochastic import Drawn, stochastic_beam_search
 from thalweg.inference.search.streaming import Partial, stream
 from thalweg.inference.search.table import TableModel
+from thalweg.inference.structures.alignment import Alignment
 from thalweg.inference.structures.base import Structure
 from thalweg.inference.structures.chain import LinearChain
+from thalweg.inference.structures.ctc import CTC, CTCLabellings
+from thalweg.inference.structures.semi_markov import Segment, SemiMarkov
 from thalweg.inference.structures.sparsemap import SparseMode, sparse_map, sparse_map_loss
-from thalweg.inference.structures.tag_schemes import TagConstraints, span_tags, tag_constraints, tag_spans
+from thalweg.inference.structures.tag_schemes import TagConstraints, tag_constraints, tag_spans
 from thalweg.inference.variational.bounds import cyclic_anneal, elbo, free_bits, importance_bound, linear_anneal
-from thalweg.inference.variational.expectations import MovingAverage, expectation, leave_one_out
+from thalweg.inference.variational.expectations import expectation, leave_one_out
 from thalweg.kernels.potentials import SparseTransitions
 
 __all__ = [
+    "CTC",
+    "Alignment",
     "Allowed",
     "Autoregressive",
     "BeamTree",
+    "CTCLabellings",
     "Descent",
     "DivergedError",
     "Drawn",
@@ -45,11 +51,12 @@ __all__ = [
     "LinearChain",
     "Loop",
     "MarkovModel",
-    "MovingAverage",
     "NoRepeat",
     "NotMonotoneError",
     "OptimalityReport",
     "Partial",
+    "Segment",
+    "SemiMarkov",
     "SparseMode",
     "SparseTransitions",
     "Structure",
@@ -76,13 +83,11 @@ __all__ = [
     "minimum_bayes_risk",
     "optimality_report",
     "sample_sequences",
-    "span_tags",
     "sparse_map",
     "sparse_map_loss",
     "stochastic_beam_search",
     "stream",
     "tag_constraints",
     "tag_spans",
-    "token_loops",
     "viterbi",
 ]

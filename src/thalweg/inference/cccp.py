@@ -10,8 +10,6 @@ from torch import Tensor
 
 from thalweg.errors import ConfigError, ShapeError, ThalwegError, nearest
 
-__all__ = ["Descent", "NotMonotoneError", "Rows", "cccp"]
-
 # Which rows the callbacks of `cccp` are given: those still moving, those with their indices, or always all.
 Rows: TypeAlias = Literal["active", "indexed", "all"]
 

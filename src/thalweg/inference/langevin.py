@@ -11,8 +11,6 @@ from torch import Tensor
 
 from thalweg.errors import ConfigError, ShapeError, ThalwegError
 
-__all__ = ["DivergedError", "Walk", "langevin"]
-
 Energy = Callable[[Tensor], Tensor]
 
 

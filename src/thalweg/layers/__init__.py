@@ -41,9 +41,10 @@ from thalweg.layers.norms import (
 from thalweg.layers.padded import Padded
 from thalweg.layers.plain_recurrence import ActivationPlace, Initialisation, PlainRecurrence, initialise
 from thalweg.layers.pointer import Pointer
-from thalweg.layers.positions import feature_positions, rotary_table, rotate, sinusoidal_table
+from thalweg.layers.positions import feature_positions, rotate
 from thalweg.layers.recurrent import Cell, Recurrent, ResetBeforeGRU
 from thalweg.layers.recurrent_blocks import RecurrentBlock, RecurrentBlocks
+from thalweg.layers.semi_crf import BestSegments, SemiCRF
 from thalweg.layers.sparse import (
     entmax,
     entmax15,
@@ -68,6 +69,7 @@ __all__ = [
     "Attention",
     "AttentionScore",
     "BatchNorm",
+    "BestSegments",
     "Cell",
     "ChainMarginals",
     "ChainSparseMAP",
@@ -105,6 +107,7 @@ __all__ = [
     "ResetBeforeGRU",
     "Residual",
     "SelfAttention",
+    "SemiCRF",
     "Separable",
     "Separation",
     "Softmax",
@@ -131,10 +134,8 @@ __all__ = [
     "normalise_weights",
     "normmax",
     "reduce_precision",
-    "rotary_table",
     "rotate",
     "separation",
-    "sinusoidal_table",
     "sparsemax",
     "sparsemax_loss",
 ]

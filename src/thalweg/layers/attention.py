@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from thalweg.errors import ConfigError, ShapeError, nearest
 from thalweg.kernels import on_cpu
 from thalweg.layers.hopfield.separation_maps import Separation, Softmax, separation
-
-__all__ = ["ATTENTION_MAPS", "Attention", "AttentionScore", "Memory", "attention_map"]
+from thalweg.limits import check_choice
 
 AttentionScore = Literal["dot", "general", "additive"]
 """How a query meets a key: ``q'k``, ``q'Wk``, or ``v' tanh(Wq + Uk)``."""
@@ -82,8 +81,7 @@ class Attention(nn.Module):
 
     def __init__(self, score: AttentionScore, *, queries: int, memory: int, map: str | float = "softmax"):
         super().__init__()
-        if score not in get_args(AttentionScore):
-            raise ConfigError(f"attention `{score}` is not known; {nearest(score, get_args(AttentionScore))}")
+        check_choice("attention", score, get_args(AttentionScore))
         if score == "dot" and queries != memory:
             raise ShapeError(
                 f"dot attention needs queries and memory of one width, got {queries} and {memory}; use `general`"

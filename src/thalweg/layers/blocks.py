@@ -7,9 +7,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from thalweg.errors import ConfigError, ShapeError, nearest
-
-__all__ = ["CARRY", "Chained", "Connection", "Highway", "Residual", "connected"]
+from thalweg.errors import ConfigError, ShapeError
+from thalweg.limits import check_choice
 
 Connection = Literal["none", "residual", "highway"]
 """What goes round a block: nothing, the input itself, or as much of the input as a gate lets by."""
@@ -130,8 +129,7 @@ def connected(name: Connection, inner: nn.Module, inputs: int, outputs: int) -> 
     >>> connected("residual", nn.Linear(2, 3), 2, 3).shortcut
     Linear(in_features=2, out_features=3, bias=False)
     """
-    if name not in get_args(Connection):
-        raise ConfigError(f"residual `{name}` is not known; {nearest(str(name), get_args(Connection))}")
+    check_choice("residual", name, get_args(Connection))
     if name == "none":
         return Chained(inner)
     # Without a bias, so that what is 0 in padding stays 0.

@@ -9,26 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from thalweg.errors import ConfigError, nearest
+from thalweg.errors import ConfigError
 from thalweg.layers.blocks import CARRY, Chained, Residual
 from thalweg.layers.norms import BatchNorm
-
-__all__ = [
-    "ACTIVATIONS",
-    "RISING",
-    "ConvHighway",
-    "Dense",
-    "DropPath",
-    "ImageBatchNorm",
-    "ImageNorm",
-    "Order",
-    "Separable",
-    "Skip",
-    "SqueezeExcite",
-    "connected_maps",
-    "convolution",
-    "image_norm",
-]
+from thalweg.limits import check_choice
 
 ImageNorm = Literal["none", "batch", "layer", "instance", "group", "weight"]
 """Kinds of normalisation of maps; ``weight`` acts on kernels, the others on activations."""
@@ -98,8 +82,7 @@ def image_norm(name: ImageNorm, channels: int) -> nn.Module:
     ...
     thalweg.errors.ConfigError: norm `bach` is not known; did you mean `batch`?
     """
-    if name not in get_args(ImageNorm):
-        raise ConfigError(f"norm `{name}` is not known; {nearest(str(name), get_args(ImageNorm))}")
+    check_choice("norm", name, get_args(ImageNorm))
     if name == "batch":
         return ImageBatchNorm(channels)
     shared = max(g for g in range(1, _GROUPS + 1) if channels % g == 0 and (g == 1 or channels >= 2 * g))
@@ -248,8 +231,7 @@ def connected_maps(name: Skip, inner: nn.Module, inputs: int, outputs: int, *, s
     >>> unit(torch.zeros(1, 4, 5, 5)).shape, unit.shortcut(torch.zeros(1, 4, 5, 5)).shape
     (torch.Size([1, 8, 3, 3]), torch.Size([1, 8, 3, 3]))
     """
-    if name not in get_args(Skip):
-        raise ConfigError(f"skip `{name}` is not known; {nearest(str(name), get_args(Skip))}")
+    check_choice("skip", name, get_args(Skip))
     if name in ("none", "dense"):
         return Chained(inner) if name == "none" else Dense(inner)
     parts: list[nn.Module] = [] if stride == 1 else [nn.AvgPool2d(stride, ceil_mode=True)]

@@ -15,8 +15,6 @@ from thalweg.inference.structures.tag_schemes import TagConstraints
 from thalweg.kernels.masks import keeps_all, kept_lengths
 from thalweg.kernels.tracing import uncompiled
 
-__all__ = ["CRF", "KBest"]
-
 _REDUCTIONS = ("none", "sum", "mean", "token_mean")
 
 

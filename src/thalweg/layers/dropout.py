@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from thalweg.errors import ConfigError
 from thalweg.kernels import on_cpu
 
-__all__ = ["Dropout"]
-
 _LEVELS = 1 << 16
 
 

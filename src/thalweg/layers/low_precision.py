@@ -9,16 +9,16 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from thalweg.errors import ConfigError, ShapeError, nearest
-from thalweg.kernels import on_cpu
-from thalweg.kernels.decoding import linear
-
-__all__ = ["Precision", "ReducedLinear", "reduce_precision"]
+from thalweg.errors import ConfigError, ShapeError
+from thalweg.kernels import dispatch, on_cpu
+from thalweg.kernels.tracing import traced
+from thalweg.limits import check_choice
 
 Precision = Literal["int8", "bf16"]
 """``int8``: 8 bits and a scale for every output; ``bf16``: float32 without its lower 16 bits."""
 
 MANY_ROWS = 33  # from here on int8 products are faster than a pass over restored weights
+FEW_ROWS = 64  # up to here weights are read as they are stored; with more the matrix library is as fast
 
 
 @cache
@@ -107,8 +107,19 @@ class ReducedLinear(nn.Module):
         if self.scale is not None and len(rows) >= MANY_ROWS and _takes_int8(rows):
             y = self._multiply(rows)
         if y is None:
-            y = linear(rows, self.stored, self.bias, self.scale)
+            y = self._read(rows)
         return y if x.dim() == 2 else y.reshape(*x.shape[:-1], self.out_features)
+
+    def _read(self, rows: Tensor) -> Tensor:
+        """The product with float32 sums: a few rows by the weights as they are stored, others after restoring them."""
+        numbers = [x for x in (rows, self.bias, self.scale) if x is not None]
+        plain = all(x.dtype is torch.float32 and on_cpu(x) for x in numbers)
+        tracked = traced() or (torch.is_grad_enabled() and any(x.requires_grad for x in numbers))
+        few = 0 < len(rows) <= FEW_ROWS and self.stored.dtype in (torch.int8, torch.bfloat16)
+        kernels: Any = dispatch.search_kernels(self.stored.device) if few and plain and not tracked else None
+        if kernels is None:
+            return nn.functional.linear(rows, self.weight.to(rows.dtype), self.bias)
+        return kernels.linear(rows, self.stored, self.bias, self.scale)
 
     def _multiply(self, rows: Tensor) -> Tensor | None:
         """The integer product; none where the rows have no finite range."""
@@ -137,8 +148,7 @@ def _forget_packed(layer: Any, _: Any) -> None:
 
 
 def _check_kind(kind: str) -> None:
-    if kind not in get_args(Precision):
-        raise ConfigError(f"precision `{kind}` is not known; {nearest(kind, get_args(Precision))}")
+    check_choice("precision", kind, get_args(Precision))
 
 
 def reduce_precision(module: nn.Module, kind: Precision) -> nn.Module:

@@ -12,8 +12,6 @@ from thalweg.layers.attention import attention_map
 from thalweg.layers.hopfield.separation_maps import Separation, Softmax
 from thalweg.layers.positions import rotate
 
-__all__ = ["Attended", "CrossAttention", "SelfAttention", "head_weights", "mean_weights"]
-
 
 class Attended(NamedTuple):
     """What an attention gives: its output ``(B, T, D)``, and what it used to get it.

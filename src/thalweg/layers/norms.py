@@ -7,9 +7,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from thalweg.errors import ConfigError, ShapeError, nearest
-
-__all__ = ["POSITIONWISE", "BatchNorm", "InstanceNorm", "Norm", "Normalisation", "normalisation", "normalise_weights"]
+from thalweg.errors import ConfigError, ShapeError
+from thalweg.limits import check_choice
 
 Norm = Literal["none", "batch", "layer", "instance", "rms", "weight"]
 """Kinds of normalisation; ``weight`` acts on matrices (:func:`normalise_weights`), the others on activations."""
@@ -172,8 +171,7 @@ def normalisation(name: Norm, features: int, *, eps: float = 1e-5, affine: bool 
     ...
     thalweg.errors.ConfigError: normalisation `bach` is not known; did you mean `batch`?
     """
-    if name not in get_args(Norm):
-        raise ConfigError(f"normalisation `{name}` is not known; {nearest(name, get_args(Norm))}")
+    check_choice("normalisation", name, get_args(Norm))
     if features < 1:
         raise ConfigError(f"a normalisation must have at least 1 feature, got {features}; give the width of its input")
     layer: nn.Module = nn.Identity()

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from thalweg.errors import ShapeError
 
-__all__ = ["Padded", "checked"]
-
 
 class Padded(NamedTuple):
     """B sequences, padded at the end to a common length T.

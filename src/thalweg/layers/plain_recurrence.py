@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from thalweg.errors import ConfigError, ShapeError, nearest
-
-__all__ = ["ACTIVATIONS", "ActivationPlace", "Initialisation", "PlainRecurrence", "initialise"]
+from thalweg.errors import ShapeError
+from thalweg.limits import check_choice
 
 ActivationPlace = Literal["post", "pre"]
 """Where the activation stands: ``post`` on the sum, so that states are activated; ``pre`` on the last state."""
@@ -47,8 +46,7 @@ def initialise(module: nn.Module, hidden: int, name: Initialisation = "default")
     >>> torch.allclose(U @ U.T, torch.eye(2), atol=1e-6)
     True
     """
-    if name not in get_args(Initialisation):
-        raise ConfigError(f"initialisation `{name}` is not known; {nearest(str(name), get_args(Initialisation))}")
+    check_choice("initialisation", name, get_args(Initialisation))
     if name == "default":
         return
     for parameter in module.parameters():
@@ -96,10 +94,8 @@ class PlainRecurrence(nn.Module):
         initialisation: Initialisation = "default",
     ):
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ConfigError(f"activation `{activation}` is not known; {nearest(activation, ACTIVATIONS)}")
-        if place not in get_args(ActivationPlace):
-            raise ConfigError(f"place `{place}` is not known; {nearest(str(place), get_args(ActivationPlace))}")
+        check_choice("activation", activation, ACTIVATIONS)
+        check_choice("place", place, get_args(ActivationPlace))
         self.activation, self.place, self.hidden = activation, place, hidden
         self.directions = 2 if bidirectional else 1
         self.fused = activation in ("tanh", "relu")

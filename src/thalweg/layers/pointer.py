@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Pointer"]
-
 # Below every log-probability, yet finite: the gradient of log-add-exp stays a number.
 _NEVER = -1e30
 

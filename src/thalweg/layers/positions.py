@@ -10,16 +10,6 @@ from torch import Tensor, nn
 
 from thalweg.errors import ConfigError
 
-__all__ = [
-    "RelativeBias",
-    "feature_positions",
-    "kept_rotary_table",
-    "kept_sinusoidal_table",
-    "rotary_table",
-    "rotate",
-    "sinusoidal_table",
-]
-
 _BASE = 10000.0
 _SHORTEST = 256
 
@@ -29,24 +19,12 @@ def sinusoidal_table(length: int, width: int, *, dtype: torch.dtype, device: tor
 
     .. math:: e_{p,i} = \sin(p \, 10000^{-2i/D}), \qquad e_{p, D/2+i} = \cos(p \, 10000^{-2i/D}), \quad i < D/2
 
-    Sines first, then cosines, as Marian's models have it. Computed in float64 and cut to ``dtype``. The caller's own:
-    models share one that is kept.
+    Sines first, then cosines, as Marian's models have it. Computed in float64 and cut to ``dtype``. All models share
+    one table for similar lengths: nobody may change it.
 
     >>> sinusoidal_table(2, 4, dtype=torch.float32, device="cpu")[:2]
     tensor([[0.0000, 0.0000, 1.0000, 1.0000],
             [0.8415, 0.0100, 0.5403, 0.9999]])
-    """
-    kept = kept_sinusoidal_table(length, width, dtype=dtype, device=device)
-    with torch.inference_mode(False):
-        return kept.clone()
-
-
-def kept_sinusoidal_table(length: int, width: int, *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """:func:`sinusoidal_table` as all models share it: the same tensor for similar lengths, which nobody may change.
-
-    >>> table = kept_sinusoidal_table(2, 4, dtype=torch.float32, device="cpu")
-    >>> table is kept_sinusoidal_table(3, 4, dtype=torch.float32, device="cpu")
-    True
     """
     if width % 2:
         raise ConfigError(f"sinusoidal positions need an even width, got {width}; choose learned positions")
@@ -56,24 +34,11 @@ def kept_sinusoidal_table(length: int, width: int, *, dtype: torch.dtype, device
 def rotary_table(length: int, width: int, *, dtype: torch.dtype, device: torch.device | str) -> tuple[Tensor, Tensor]:
     r"""Cosines and sines of p 10000^{-2i/d} for positions p and i < d/2: two tensors ``(P, d/2)``.
 
-    At least ``length`` positions. ``width`` is d, that of one head.
+    At least ``length`` positions. ``width`` is d, that of one head. Shared as :func:`sinusoidal_table` is.
 
     >>> cos, sin = rotary_table(10, 8, dtype=torch.float32, device="cpu")
     >>> cos.shape[1], sin[0].tolist()
     (4, [0.0, 0.0, 0.0, 0.0])
-    """
-    cos, sin = kept_rotary_table(length, width, dtype=dtype, device=device)
-    with torch.inference_mode(False):
-        return cos.clone(), sin.clone()
-
-
-def kept_rotary_table(
-    length: int, width: int, *, dtype: torch.dtype, device: torch.device | str
-) -> tuple[Tensor, Tensor]:
-    """:func:`rotary_table` as all models share it; see :func:`kept_sinusoidal_table`.
-
-    >>> kept_rotary_table(10, 8, dtype=torch.float32, device="cpu")[0].shape[1]
-    4
     """
     if width % 2:
         raise ConfigError(f"rotary positions need heads of an even width, got {width}; change width or heads")

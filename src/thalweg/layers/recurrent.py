@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from thalweg.errors import ConfigError, ShapeError, nearest
+from thalweg.errors import ShapeError
 from thalweg.layers.blocks import Connection
 from thalweg.layers.dropout import Dropout
 from thalweg.layers.norms import Norm, normalise_weights
 from thalweg.layers.plain_recurrence import Initialisation, PlainRecurrence, initialise
 from thalweg.layers.recurrent_blocks import RecurrentBlocks
-
-__all__ = ["Cell", "Recurrent", "ResetBeforeGRU"]
+from thalweg.limits import check_choice
 
 Cell = Literal["lstm", "gru", "gru-reset-before", "rnn-tanh", "rnn-relu", "rnn-tanh-pre", "rnn-relu-pre"]
 """Kinds of cell; ``gru`` applies the reset gate after the recurrent matrix (torch), ``gru-reset-before`` before it.
@@ -151,8 +150,7 @@ class Recurrent(nn.Module):
         initialisation: Initialisation = "default",
     ):
         super().__init__()
-        if cell not in get_args(Cell):
-            raise ConfigError(f"cell `{cell}` is not known; {nearest(cell, get_args(Cell))}")
+        check_choice("cell", cell, get_args(Cell))
         self.cell, self.layers, self.bidirectional = cell, layers, bidirectional
         self.width = hidden * (2 if bidirectional else 1)
         between = dropout if layers > 1 else 0.0

@@ -16,7 +16,6 @@ from thalweg.layers.norms import Norm, normalisation
 if TYPE_CHECKING:
     from thalweg.layers.recurrent import Recurrent
 
-__all__ = ["STEPWISE", "RecurrentBlock", "RecurrentBlocks"]
 
 # Normalisations that know all they need at each position alone, and so serve a decoder. Statistics over positions
 # would let a position see those after it while training, and are not there yet while decoding.

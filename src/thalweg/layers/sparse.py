@@ -25,18 +25,6 @@ from thalweg.kernels.sparse import (
     weights_of_rows,
 )
 
-__all__ = [
-    "entmax",
-    "entmax15",
-    "entmax15_loss",
-    "entmax_loss",
-    "k_subsets",
-    "k_subsets_loss",
-    "normmax",
-    "sparsemax",
-    "sparsemax_loss",
-]
-
 _HALF = (torch.float16, torch.bfloat16)
 
 

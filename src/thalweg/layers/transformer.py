@@ -8,22 +8,12 @@ from typing import Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from thalweg.errors import ConfigError, nearest
+from thalweg.errors import ConfigError
 from thalweg.layers.dropout import Dropout
 from thalweg.layers.multihead import Attended, CrossAttention, SelfAttention
 from thalweg.layers.norms import Norm, normalisation, normalise_weights
 from thalweg.layers.recurrent_blocks import STEPWISE
-
-__all__ = [
-    "GATES",
-    "Activation",
-    "FeedForward",
-    "NormPlace",
-    "Stacked",
-    "TransformerLayer",
-    "TransformerStack",
-    "gelu_tanh",
-]
+from thalweg.limits import check_choice
 
 Activation = Literal["relu", "gelu", "silu", "swiglu", "geglu"]
 """The feed-forward block's nonlinearity; ``swiglu`` and ``geglu`` have a second, gating matrix."""
@@ -59,8 +49,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int, inner: int, activation: Activation = "relu"):
         super().__init__()
-        if activation not in get_args(Activation):
-            raise ConfigError(f"activation `{activation}` is not known; {nearest(activation, get_args(Activation))}")
+        check_choice("activation", activation, get_args(Activation))
         self.activation = activation
         self.up = nn.Linear(width, inner)
         self.gate = nn.Linear(width, inner) if activation in GATES else None
@@ -111,8 +100,7 @@ class TransformerLayer(nn.Module):
         norm_eps: float = 1e-5,
     ):
         super().__init__()
-        if norm not in get_args(NormPlace):
-            raise ConfigError(f"norm `{norm}` is not known; {nearest(norm, get_args(NormPlace))}")
+        check_choice("norm", norm, get_args(NormPlace))
         self.first, self.stepwise = norm == "pre", norm_kind in STEPWISE
         how = (width, heads, attention_dropout, attention_map, attention_width)
         self.attention = SelfAttention(*how)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from thalweg.errors import ConfigError, nearest
+from thalweg.errors import ConfigError
 from thalweg.layers.convolution import ACTIVATIONS, ImageNorm, Order, Skip
-from thalweg.limits import DEPTH, SIDE, WIDTH, check_numbers
-
-__all__ = ["ConvNetConfig", "Head", "Pooling"]
+from thalweg.limits import DEPTH, SIDE, WIDTH, check_choice, check_choices, check_numbers, check_shares
 
 Pooling = Literal["max", "average", "stride", "none"]
 """How a block makes its maps smaller: by the largest or the mean of each window, by its first convolution, not."""
@@ -89,18 +87,8 @@ class ConvNetConfig:
     mirror: bool = False
 
     def __post_init__(self) -> None:
-        for name, choices in (
-            ("norm", get_args(ImageNorm)),
-            ("order", get_args(Order)),
-            ("activation", tuple(ACTIVATIONS)),
-            ("skip", get_args(Skip)),
-            ("pooling", get_args(Pooling)),
-            ("head", get_args(Head)),
-            ("initialisation", ("default", "he")),
-        ):
-            value = getattr(self, name)
-            if value not in choices:
-                raise ConfigError(f"model.{name} `{value}` is not known; {nearest(str(value), choices)}")
+        check_choices(self, "model")
+        check_choice("model.activation", self.activation, ACTIVATIONS)
         check_numbers(self, "model", 1, WIDTH, "stem_stride", "growth")
         check_numbers(self, "model", 0, WIDTH, "stem", "squeeze")
         check_numbers(self, "model", 1, DEPTH, "convolutions")
@@ -111,9 +99,7 @@ class ConvNetConfig:
                     f"model.{name} must be odd, so that maps keep their size, and at most {SIDE:,}, "
                     f"got {getattr(self, name)}"
                 )
-        for name in ("dropout", "drop_path", "head_dropout", "hidden_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} must be in [0, 1), got {getattr(self, name)}")
+        check_shares(self, "model", "[0, 1)", "dropout", "drop_path", "head_dropout", "hidden_dropout")
         self._check_lists()
         self._check_norms()
 

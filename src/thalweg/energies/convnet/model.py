@@ -24,8 +24,6 @@ from thalweg.layers.convolution import (
 from thalweg.layers.dropout import Dropout
 from thalweg.layers.norms import normalisation, normalise_weights
 
-__all__ = ["ConvNet", "ConvNetConfig"]
-
 
 class ConvNet(nn.Module):
     r"""The energy of each class given an image, lower is better.

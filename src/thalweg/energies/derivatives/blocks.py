@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["blocks", "in_blocks", "inside_of"]
-
 # Numbers of an intermediate result, for as many sequences as are done together.
 _AT_ONCE = 2**22
 

@@ -20,8 +20,6 @@ from thalweg.errors import ConfigError, InfeasibleError, ShapeError
 from thalweg.inference.structures.chain import LinearChain
 from thalweg.kernels.potentials import SparseTransitions
 
-__all__ = ["ChainDerivatives", "log_moves", "wide"]
-
 
 class Posteriors(NamedTuple):
     """What is known of the states of a batch once its sequences are seen.
@@ -57,6 +55,8 @@ class ChainDerivatives:
 
     def __init__(self, model: HMM):
         self.parts, emission = model.parts, model.parts.emission
+        if model.parts.states.lasting:
+            raise ConfigError("`model` must be an HMM whose states have no `durations`, got one with them")
         self.start, self.moves = wide(self.parts.states.log_initial), log_moves(self.parts.states.log_transition)
         if isinstance(emission, GaussianEmission):
             self.gaussians = _gaussians(emission)

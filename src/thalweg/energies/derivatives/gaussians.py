@@ -13,8 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Gaussians", "in_logits"]
-
 
 def in_logits(counts: Tensor, probabilities: Tensor) -> Tensor:
     r"""Of \sum_v c_v \log w_v in the logits of w, for each row of expected counts ``(B, ..., V)``: c - w \sum_v c_v.

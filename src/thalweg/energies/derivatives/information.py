@@ -15,8 +15,6 @@ from thalweg.energies.hmm.emissions import CategoricalEmission
 from thalweg.energies.hmm.mixture import MixtureEmission
 from thalweg.errors import ConfigError
 
-__all__ = ["exact_information"]
-
 # Quadrature in pieces of half a standard deviation of each component, up to where nothing is left of it.
 _PIECES, _FARTHEST, _NODES = 0.5, 12.0, 16
 

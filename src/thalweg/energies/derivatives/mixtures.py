@@ -13,8 +13,6 @@ from thalweg.energies.derivatives.gaussians import Gaussians, in_logits
 from thalweg.energies.mixture.covariances import SHAPES
 from thalweg.energies.mixture.model import GaussianMixture
 
-__all__ = ["MixtureDerivatives"]
-
 _LOG_2PI = math.log(2 * math.pi)
 
 

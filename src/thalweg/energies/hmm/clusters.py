@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["cluster"]
-
 _ENOUGH = 10  # rounds; EM does the rest
 
 

@@ -6,22 +6,11 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution
+from torch.distributions import Distribution
 
 from thalweg.energies.hmm.probabilities import floats, from_counts, row_logarithms
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.limits import WIDTH
-
-__all__ = [
-    "CategoricalEmission",
-    "DistributionEmission",
-    "Emission",
-    "Limits",
-    "SymbolError",
-    "Trouble",
-    "carries_graph",
-    "hold",
-]
 
 UNSEEN = 1e-8
 """Fewer observations than this were never a state's: its parameters stay as they were."""
@@ -70,7 +59,6 @@ class Emission(nn.Module):
       the same from responsibilities of the K kinds;
     - ``statistics(prepared, weights)`` of data weighted by ``(M, P)``, and ``maximise(statistics, limits)``, which sets
       the parameters to the most probable ones under them and returns a list of :class:`Trouble`;
-    - ``distribution()``: the same as a ``torch.distributions.Distribution`` with batch shape (K,);
     - ``draw(kinds, generator)``: an observation for each of ``(N,)`` kinds; ``free_parameters``.
 
     >>> fair_or_loaded = CategoricalEmission([[1 / 6] * 6, [0.1] * 5 + [0.5]])
@@ -134,10 +122,6 @@ class Emission(nn.Module):
     def log_prior(self, limits: Limits) -> Tensor:
         """What pseudo-counts add to the log-likelihood, float64."""
         return torch.zeros((), dtype=torch.float64)
-
-    def distribution(self) -> Distribution:
-        """The same with batch shape (K,)."""
-        raise NotImplementedError
 
     def draw(self, kinds: Tensor, generator: torch.Generator | None) -> Tensor:
         """An observation of each of (N,) kinds."""
@@ -273,10 +257,6 @@ class CategoricalEmission(Emission):
         logs = self.log_table.detach().double()
         return limits.pseudo_count * torch.where(torch.isneginf(logs), 0.0, logs).sum()
 
-    def distribution(self) -> Distribution:
-        """A ``Categorical`` for each kind."""
-        return Categorical(probs=self.log_table.exp(), validate_args=False)  # NaN shows, in whatever is asked
-
     def draw(self, kinds: Tensor, generator: torch.Generator | None) -> Tensor:
         """Symbols."""
         return self.log_table.detach().exp()[kinds].multinomial(1, generator=generator).squeeze(1)
@@ -336,10 +316,6 @@ class DistributionEmission(Emission):
 
     def maximise(self, statistics: tuple[Tensor, ...], limits: Limits) -> None:
         """Stays as it is."""
-
-    def distribution(self) -> Distribution:
-        """As given."""
-        return self.given
 
     def draw(self, kinds: Tensor, generator: torch.Generator | None) -> Tensor:
         """Drawn from torch's own generator: distributions take no other."""

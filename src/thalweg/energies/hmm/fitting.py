@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -14,9 +15,8 @@ from thalweg.energies.hmm.sequences import Known
 from thalweg.energies.hmm.states import States
 from thalweg.errors import ThalwegError
 from thalweg.inference.structures.chain import LinearChain
+from thalweg.inference.structures.semi_markov import SemiMarkov
 from thalweg.kernels.potentials import SparseTransitions
-
-__all__ = ["Data", "Expected", "Parts", "Progress", "Schedule", "climb", "expect", "expectation_maximisation"]
 
 
 class Parts(NamedTuple):
@@ -43,6 +43,22 @@ class Parts(NamedTuple):
         """log p(x | z), (M, C), from the log-densities (M, P) of the emission's parts."""
         scores = self.emission.combine(parts)
         return scores if self.kinds is None else scores[:, self.kinds]
+
+    def posterior(
+        self, evidence: Tensor, lengths: Any, scores: Sequence[Any] | None = None, *, validate_args: bool | None = None
+    ) -> LinearChain | SemiMarkov:
+        """p(z | x) from log p(x_t | z_t), (B, T, C): a chain, or segments where states have durations.
+
+        ``scores`` are log pi, log P and the durations (C, K), where they are not those of the states.
+        """
+        states = self.states
+        start, moves, lasting = scores or (states.log_initial, states.log_transition, states.log_duration)
+        settings = {"start": start, "lengths": lengths, "backend": self.backend, "validate_args": validate_args}
+        if lasting is None:
+            return LinearChain(evidence, moves, **settings)
+        return SemiMarkov(
+            evidence, lasting.t(), moves.dense() if isinstance(moves, SparseTransitions) else moves, **settings
+        )
 
 
 class Data(NamedTuple):
@@ -104,6 +120,7 @@ class Expected(NamedTuple):
         values: ``(B,)``, log p(x) of each sequence.
         parts: ``(M, P)``, the posterior of each observation's part.
         moves: ``(C, C)`` or ``(E,)``, expected numbers of moves; first: ``(C,)``, of first states.
+        durations: ``(C, K)``, expected numbers of segments of each duration; None where states have none.
 
     >>> Expected(*torch.zeros(4, 1)).first
     tensor([0.])
@@ -113,6 +130,7 @@ class Expected(NamedTuple):
     parts: Tensor
     moves: Tensor
     first: Tensor
+    durations: Tensor | None = None
 
 
 def expect(model: Parts, data: Data) -> Expected:
@@ -123,7 +141,8 @@ def expect(model: Parts, data: Data) -> Expected:
         \frac{\partial \log p(x)}{\partial \log \pi(i)} = p(z_1 = i | x), \quad
         \frac{\partial \log p(x)}{\partial \log p(x_t | k)} = p(k_t | x)
 
-    so nothing of size T C^2 is ever made. Time O(B T C^2), memory O(B T C); nothing waits for a GPU.
+    and likewise for durations, so nothing of size T C^2 is ever made. Time O(B T C^2), or O(B T (K C + C^2)) with
+    durations, memory O(B T C); nothing waits for a GPU.
 
     >>> from thalweg.energies.hmm.emissions import CategoricalEmission
     >>> from thalweg.energies.hmm.sequences import known_of
@@ -134,20 +153,25 @@ def expect(model: Parts, data: Data) -> Expected:
     """
     with torch.no_grad():
         parts = model.emission.parts(data.prepared)
-        start, moves = model.states.log_initial, model.states.log_transition
+        start, moves, lasting = model.states.log_initial, model.states.log_transition, model.states.log_duration
     sparse = isinstance(moves, SparseTransitions)
     scores = moves.scores if sparse else moves
-    inputs = [x.detach().requires_grad_() for x in (parts, cast(Tensor, scores), start)]
+    given = (parts, cast(Tensor, scores), start, *(() if lasting is None else (lasting,)))
+    inputs = [x.detach().requires_grad_() for x in given]
     with torch.enable_grad():
-        values = _chain(model, data, inputs[0], moves._replace(scores=inputs[1]) if sparse else inputs[1], inputs[2])
+        chain = (
+            inputs[2],
+            moves._replace(scores=inputs[1]) if sparse else inputs[1],
+            None if lasting is None else inputs[3],
+        )
+        values = _chain(model, data, inputs[0], chain)
         found = torch.autograd.grad(values.sum(), inputs, materialize_grads=True)
     return Expected(values.detach(), *found)
 
 
-def _chain(model: Parts, data: Data, parts: Tensor, moves: Tensor | SparseTransitions, start: Tensor) -> Tensor:
+def _chain(model: Parts, data: Data, parts: Tensor, scores: Sequence[Any] | None = None) -> Tensor:
     evidence = data.known.place(model.densities(parts))
-    chain = LinearChain(evidence, moves, start=start, lengths=data.lengths, backend=model.backend, validate_args=False)
-    return chain.log_partition
+    return model.posterior(evidence, data.lengths, scores, validate_args=False).log_partition
 
 
 def expectation_maximisation(model: Parts, data: Data, schedule: Schedule) -> Progress:
@@ -175,7 +199,7 @@ def expectation_maximisation(model: Parts, data: Data, schedule: Schedule) -> Pr
                 f"the likelihood must not fall, got {objective:.10g} after {before:.10g} at iteration {iteration}; "
                 "fit in float64, or raise `floor`"
             )
-        model.states.maximise(found.first, found.moves, schedule.limits.pseudo_count)
+        model.states.maximise(found.first, found.moves, schedule.limits.pseudo_count, found.durations)
         statistics = model.emission.statistics(data.prepared, found.parts)
         with torch.no_grad():
             model.emission.maximise(statistics, schedule.limits)
@@ -202,8 +226,7 @@ def _total(model: Parts, data: Data, values: Tensor, iteration: int) -> float:
         return total
     with torch.no_grad():  # whichever sequence has none is named
         evidence = data.known.place(model.densities(model.emission.parts(data.prepared)))
-        moves, start = model.states.log_transition, model.states.log_initial
-        _ = LinearChain(evidence, moves, start=start, lengths=data.lengths, backend=model.backend).log_partition
+        _ = model.posterior(evidence, data.lengths).log_partition
     raise ThalwegError(
         f"the likelihood became {total} at iteration {iteration}; expected a finite number: fit in float64, raise "
         "`floor`, or begin elsewhere (`random_state`)"
@@ -240,7 +263,7 @@ def climb(model: Parts, data: Data, schedule: Schedule) -> Progress:
         optimiser.zero_grad()
         with torch.enable_grad():
             parts = model.emission.parts(data.prepared)
-            values = _chain(model, data, parts, model.states.log_transition, model.states.log_initial)
+            values = _chain(model, data, parts)
             totals.append(values.detach())
             prior = model.states.log_prior(schedule.limits.pseudo_count) + model.emission.log_prior(schedule.limits)
             loss = -(values.double().sum() + prior) / count

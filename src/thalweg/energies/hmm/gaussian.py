@@ -7,14 +7,11 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
 
 from thalweg.energies.hmm.clusters import cluster
 from thalweg.energies.hmm.emissions import UNSEEN, Emission, Limits, Trouble, hold
 from thalweg.energies.hmm.probabilities import floats
 from thalweg.errors import ConfigError, ShapeError, nearest
-
-__all__ = ["Covariance", "GaussianEmission"]
 
 Covariance = Literal["spherical", "diagonal", "tied", "full"]
 """How the covariances of states are bound."""
@@ -270,15 +267,6 @@ class GaussianEmission(Emission):
         collapsed = (least <= 1.01 * limits.floor) & ~unseen
         found = [Trouble(k, "unvisited") for k in unseen.nonzero().flatten().tolist()]
         return found + [Trouble(k, "collapsed") for k in collapsed.nonzero().flatten().tolist()]
-
-    def distribution(self) -> Distribution:
-        """``Independent`` normals, or a ``MultivariateNormal``."""
-        means, factors = cast(Tensor, self.means), self.factors
-        return (
-            Independent(Normal(means, factors, validate_args=False), 1)
-            if self.diagonal
-            else MultivariateNormal(means, scale_tril=factors, validate_args=False)
-        )
 
     def draw(self, kinds: Tensor, generator: torch.Generator | None) -> Tensor:
         """Vectors, (N, D)."""

@@ -3,43 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, MixtureSameFamily
 
 from thalweg.energies.hmm.emissions import CategoricalEmission, Emission, SymbolError, carries_graph
-from thalweg.energies.hmm.filtering import advance, log_filter
 from thalweg.energies.hmm.fitting import Parts
+from thalweg.energies.hmm.probabilities import log_of
 from thalweg.energies.hmm.sequences import Known, known_of
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.structures.chain import LinearChain
+from thalweg.inference.structures.semi_markov import SemiMarkov
 from thalweg.kernels.potentials import SparseTransitions
 from thalweg.kernels.room import enough_memory
 
-__all__ = ["Inference", "Prediction", "prepared_of"]
-
 Lengths = Tensor | Sequence[int] | None
-
-
-class Prediction(NamedTuple):
-    """What comes after what was observed.
-
-    Attributes:
-        states: ``(B, C)``, the probabilities of the state to come.
-        observation: its observation, a ``torch.distributions.Distribution`` with batch shape (B,): a ``Categorical``
-            over symbols, or a mixture of the states' distributions.
-
-    >>> from thalweg.energies import HMM
-    >>> model = HMM([1.0, 0.0], [[0.0, 1.0], [1.0, 0.0]], [[0.5, 0.5], [0.0, 1.0]])
-    >>> soon = model.forecast(torch.tensor([[0, 1]]))
-    >>> soon.states, soon.observation.probs
-    (tensor([[1., 0.]]), tensor([[0.5000, 0.5000]]))
-    """
-
-    states: Tensor
-    observation: Distribution
 
 
 def prepared_of(emission: Emission, known: Known) -> tuple[Tensor, ...]:
@@ -101,6 +79,11 @@ class Inference(nn.Module):
         return self.parts.states.log_transition
 
     @property
+    def log_duration(self) -> Tensor | None:
+        """log p(d | state), ``(C, K)`` for d = 1 .. K positions; None where states have no durations."""
+        return self.parts.states.log_duration
+
+    @property
     def log_emission(self) -> Tensor | None:
         """log p(symbol | state), ``(C, V)``; None where states emit no symbols of a table."""
         _, emission, kinds, _ = self.parts
@@ -113,8 +96,10 @@ class Inference(nn.Module):
         states, emission = self.parts[:2]
         return torch.set_grad_enabled(torch.is_grad_enabled() and (carries_graph(states) or carries_graph(emission)))
 
-    def chain(self, observations: Tensor, lengths: Lengths = None, *, observed: Tensor | None = None) -> LinearChain:
-        """p(z | x) as a chain of C labels: emissions log p(x_t | z_t), log Z = log p(x).
+    def chain(
+        self, observations: Tensor, lengths: Lengths = None, *, observed: Tensor | None = None
+    ) -> LinearChain | SemiMarkov:
+        """p(z | x) as a chain of C labels: emissions log p(x_t | z_t), log Z = log p(x); segments with durations.
 
         >>> from thalweg.energies import HMM
         >>> model = HMM([0.5, 0.5], [[0.9, 0.1], [0.1, 0.9]], [[0.8, 0.2], [0.2, 0.8]])
@@ -133,11 +118,11 @@ class Inference(nn.Module):
         known = known_of(observations, lengths, observed)
         scores = model.densities(model.emission.parts(prepared_of(model.emission, known)))
         scores = scores.to(torch.promote_types(scores.dtype, self.log_initial.dtype))
-        return LinearChain(
-            known.place(scores), self.log_transition, start=self.log_initial, lengths=lengths, backend=self.backend
-        )
+        return model.posterior(known.place(scores), lengths)
 
-    def posterior(self, x: Tensor, lengths: Lengths = None, *, observed: Tensor | None = None) -> LinearChain:
+    def posterior(
+        self, x: Tensor, lengths: Lengths = None, *, observed: Tensor | None = None
+    ) -> LinearChain | SemiMarkov:
         """p(z | x), the same as :meth:`chain`: marginals, mode, samples, entropy ..."""
         return self.chain(x, lengths, observed=observed)
 
@@ -185,6 +170,8 @@ class Inference(nn.Module):
         """
         with self._plain():
             chain = self.chain(observations, lengths, observed=observed)
+            if isinstance(chain, SemiMarkov):
+                raise ConfigError("`filter` needs states without durations, got `durations`; ask `smooth`")
             probabilities = log_filter(chain).exp()
         steps = torch.arange(probabilities.size(1), device=probabilities.device)
         return torch.where((steps < chain.lengths.unsqueeze(1)).unsqueeze(2), probabilities, 0)
@@ -199,7 +186,8 @@ class Inference(nn.Module):
                  [0.4157, 0.5843]]])
         """
         with self._plain():
-            return self.chain(observations, lengths, observed=observed).marginals
+            chain = self.chain(observations, lengths, observed=observed)
+            return chain.marginals[:, :, 0] if isinstance(chain, SemiMarkov) else chain.marginals
 
     def viterbi(
         self, observations: Tensor, lengths: Lengths = None, *, observed: Tensor | None = None
@@ -213,39 +201,10 @@ class Inference(nn.Module):
         """
         with self._plain():
             chain = self.chain(observations, lengths, observed=observed)
-            return chain.max_score, chain.mode
-
-    def forecast(
-        self, observations: Tensor, lengths: Lengths = None, *, observed: Tensor | None = None, steps: int = 1
-    ) -> Prediction:
-        """p(z_{L+steps} | x_1..x_L) and p(x_{L+steps} | x_1..x_L) after each item's length L.
-
-        >>> from thalweg.energies import HMM
-        >>> still = HMM([0.5, 0.5], [[1.0, 0.0], [0.0, 1.0]], [[0.9, 0.1], [0.1, 0.9]])
-        >>> still.forecast(torch.tensor([[0]]), steps=7).states
-        tensor([[0.9000, 0.1000]])
-        """
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise ConfigError(f"`steps` must be an integer of at least 1, got {steps!r}")
-        with self._plain():
-            chain = self.chain(observations, lengths, observed=observed)
-            last = (chain.lengths - 1).view(-1, 1, 1).expand(-1, 1, self.num_states)
-            scores = log_filter(chain).gather(1, last).squeeze(1)
-            for _ in range(steps):
-                scores = advance(scores, chain.potentials.transitions)
-            states = scores.exp()
-            _, emission, kinds, _ = self.parts
-            weights = states
-            if kinds is not None:
-                weights = states.new_zeros(len(states), int(kinds.max()) + 1).index_add(1, kinds, states)
-            if isinstance(emission, CategoricalEmission):
-                return Prediction(
-                    states, Categorical(probs=weights @ emission.log_table.exp().to(weights), validate_args=False)
-                )
-            every = emission.distribution().expand(weights.shape)
-            return Prediction(
-                states, MixtureSameFamily(Categorical(probs=weights, validate_args=False), every, validate_args=False)
-            )
+            best = chain.mode
+            if isinstance(chain, SemiMarkov):
+                return chain.score(best), torch.where(best < 0, best, best % self.num_states)
+            return chain.max_score, best
 
     def sample(self, length: int, n: int = 1, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """n independent sequences: states ``(n, length)`` and observations ``(n, length, ...)``.
@@ -261,9 +220,48 @@ class Inference(nn.Module):
         _, emission, kinds, _ = self.parts
         with torch.no_grad(), enough_memory(n * length * self.num_states, length=length, n=n):
             nothing = self.log_initial.new_zeros(()).expand(1, length, self.num_states)
-            prior = LinearChain(nothing, self.log_transition, start=self.log_initial, backend=self.backend)
+            prior = self.parts.posterior(nothing, None)
             states = prior.sample((n,), generator=generator).squeeze(1)
+            if isinstance(prior, SemiMarkov):
+                states = torch.where(states < 0, states, states % self.num_states)
             if bool((states < 0).any()):
                 raise ShapeError("probabilities of states must be finite, got NaN; fit the model again")
             flat = states.flatten() if kinds is None else kinds[states.flatten()]
             return states, emission.draw(flat, generator).unflatten(0, (n, length))
+
+
+def log_filter(chain: LinearChain) -> Tensor:
+    """log p(z_t | x_1..x_t), (B, T, C); past a length what the prior alone says.
+
+    >>> log_filter(LinearChain(torch.zeros(1, 2, 2), torch.zeros(2, 2))).exp()[0, 1]
+    tensor([0.5000, 0.5000])
+    """
+    with torch.no_grad():
+        _ = chain.log_partition  # what cannot be observed has no posterior: this raises and names the item
+    evidence, transitions, start, _, _ = chain.potentials
+    scores = (start + evidence[:, 0]).log_softmax(-1)
+    every = [scores]
+    for t in range(1, evidence.size(1)):
+        scores = (advance(scores, transitions) + evidence[:, t]).log_softmax(-1)
+        every.append(scores)
+    return torch.stack(every, dim=1)
+
+
+def advance(scores: Tensor, transitions: Tensor | SparseTransitions) -> Tensor:
+    """log sum_i exp(scores[b, i] + transitions[i, j]), (B, C), with finite gradients where nothing leads to j.
+
+    >>> advance(torch.zeros(1, 2), torch.tensor([[0.0, float("-inf")], [0.0, float("-inf")]])).exp()
+    tensor([[2., 0.]])
+    """
+    if isinstance(transitions, SparseTransitions):
+        moved = scores[:, transitions.sources] + transitions.scores  # (B, E)
+        targets = transitions.targets.expand_as(moved)
+        top = torch.full_like(scores, float("-inf")).scatter_reduce(1, targets, moved.detach(), "amax")
+        top = torch.where(torch.isneginf(top), 0, top)
+        total = torch.zeros_like(scores).scatter_add(1, targets, (moved - top.gather(1, targets)).exp())
+    else:
+        moved = scores.unsqueeze(2) + transitions  # (B, C, C)
+        top = moved.detach().amax(1)
+        top = torch.where(torch.isneginf(top), 0, top)
+        total = (moved - top.unsqueeze(1)).exp().sum(1)
+    return log_of(total) + top

@@ -6,15 +6,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily, MultivariateNormal, Normal
 
 from thalweg.energies.hmm.clusters import cluster
 from thalweg.energies.hmm.emissions import Limits, Trouble, hold
 from thalweg.energies.hmm.gaussian import Covariance, GaussianEmission
 from thalweg.energies.hmm.probabilities import floats, from_counts, row_logarithms
 from thalweg.errors import ConfigError, ShapeError
-
-__all__ = ["MixtureEmission"]
 
 
 class MixtureEmission(GaussianEmission):
@@ -137,16 +134,6 @@ class MixtureEmission(GaussianEmission):
         """The Dirichlet prior's part."""
         logs = self.log_weights.detach().double()
         return limits.pseudo_count * torch.where(torch.isneginf(logs), 0.0, logs).sum()
-
-    def distribution(self) -> Distribution:
-        """A mixture for each kind."""
-        means, factors = (x.unflatten(0, (-1, self.n_mix)) for x in (cast(Tensor, self.means), self.factors))
-        inner = (
-            Independent(Normal(means, factors, validate_args=False), 1)
-            if self.diagonal
-            else MultivariateNormal(means, scale_tril=factors, validate_args=False)
-        )
-        return MixtureSameFamily(Categorical(logits=self.log_weights, validate_args=False), inner, validate_args=False)
 
     def draw(self, kinds: Tensor, generator: torch.Generator | None) -> Tensor:
         """Vectors, (N, D)."""

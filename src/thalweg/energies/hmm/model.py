@@ -21,15 +21,23 @@ from thalweg.energies.hmm.mixture import MixtureEmission
 from thalweg.energies.hmm.probabilities import floats, row_logarithms, sparse_logarithms
 from thalweg.energies.hmm.sequences import Known, Sequences, known_of, read_sequences
 from thalweg.energies.hmm.start import begin
-from thalweg.energies.hmm.states import States, kinds_of, moved
+from thalweg.energies.hmm.states import States, kinds_of, lasting_of, moved
 from thalweg.errors import ConfigError, ShapeError, nearest
 from thalweg.kernels.potentials import SparseTransitions
 from thalweg.limits import COUNT, SEED, check_numbers
 
-__all__ = ["HMM"]
-
 _KINDS = ("categorical", "gaussian", "mixture")
-_MODEL = {"initial", "transition", "emission", "n_states", "covariance_type", "n_mix", "tied", "logarithms"}
+_MODEL = {
+    "initial",
+    "transition",
+    "emission",
+    "n_states",
+    "durations",
+    "covariance_type",
+    "n_mix",
+    "tied",
+    "logarithms",
+}
 
 
 class HMM(Inference, Estimator):
@@ -60,6 +68,11 @@ class HMM(Inference, Estimator):
             :class:`Emission` with or without parameters; its name, ``categorical``, ``gaussian`` or ``mixture``; or a
             ``torch.distributions.Distribution`` with batch shape (C,), which :meth:`fit` leaves as it is.
         n_states: C, where nothing that is given says so.
+        durations: where a state lasts for a number of positions that is drawn when it is entered, an explicit-duration
+            model: ``(C, K)``, ``durations[c, d - 1]`` the probability of d positions, or K alone, from which a fit
+            begins with all alike. Moves then go from one such stay to the next, the last of which ends with the
+            sequence; given the observations, :meth:`chain` is a :class:`~thalweg.inference.SemiMarkov`. Time
+            O(B T (K C + C^2)). Ferguson (1980).
         covariance_type, n_mix: of a Gaussian or a mixture by name.
         tied: ``(C,)``, the number of each state's emission where states share some: ``[0, 0, 1]``.
         logarithms: the tensors given are log-probabilities.
@@ -100,6 +113,7 @@ class HMM(Inference, Estimator):
         emission: Any = "gaussian",
         *,
         n_states: int | None = None,
+        durations: Any = None,
         covariance_type: Covariance = "diagonal",
         n_mix: int = 2,
         tied: Sequence[int] | None = None,
@@ -117,6 +131,7 @@ class HMM(Inference, Estimator):
         super().__init__()
         self.initial, self.transition, self.emission = initial, transition, emission
         self.n_states, self.covariance_type, self.n_mix, self.tied = n_states, covariance_type, n_mix, tied
+        self.durations = durations
         self.logarithms, self.backend, self.method = logarithms, backend, method
         self.max_iter, self.tol, self.n_restarts = max_iter, tol, n_restarts
         self.floor, self.pseudo_count = floor, pseudo_count
@@ -146,7 +161,10 @@ class HMM(Inference, Estimator):
         self.states = self.emits = None
         log_initial, moves, emission = self._given()
         if log_initial is not None and moves is not None and emission.size is not None:
-            self.states, self.emits = States(log_initial, moves), emission
+            self.states, self.emits = States(log_initial, moves, self._lasting(log_initial.dtype)), emission
+
+    def _lasting(self, dtype: torch.dtype) -> Tensor | None:
+        return lasting_of(self.durations, self._size, dtype, self.logarithms)
 
     def _given(self, detached: bool = False) -> tuple[Tensor | None, Tensor | SparseTransitions | None, Emission]:
         """log pi, log P and the emission as the settings have them, checked and in one type; None where not given."""
@@ -247,7 +265,10 @@ class HMM(Inference, Estimator):
         values = batch.values.to(self._device()) if batch.array else batch.values
         log_initial, moves, emission = self._present() or self._given(detached=True)
         dtype = self._type(values, batch.array, emission)
-        given = moved(log_initial, values.device), moved(moves, values.device), emission
+        there = self.states is not None and self.warm_start
+        lasting = self.states.log_duration if there else self._lasting(dtype)  # type: ignore[union-attr]
+        lasting = None if lasting is None else lasting.detach().to(values.device)
+        given = moved(log_initial, values.device), moved(moves, values.device), emission, lasting
         kinds = None if self.kinds is None else self.kinds.to(values.device)
         known = known_of(values, batch.lengths, batch.observed)
         size = self._states_for(known, emission)

@@ -10,8 +10,6 @@ from torch import Tensor
 from thalweg.errors import ShapeError
 from thalweg.kernels.potentials import SparseTransitions
 
-__all__ = ["check_rows", "floats", "from_counts", "log_of", "row_logarithms", "sparse_logarithms"]
-
 _TOLERANCE = 1e-5  # by which a row of probabilities may miss one
 
 

@@ -14,8 +14,6 @@ from torch.nn.utils.rnn import pad_sequence
 from thalweg.energies.rows import as_table
 from thalweg.errors import ShapeError
 
-__all__ = ["Known", "Sequences", "known_of", "read_sequences"]
-
 
 @dataclass(frozen=True)
 class Sequences:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +17,13 @@ from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.structures.chain import LinearChain
 from thalweg.kernels.potentials import SparseTransitions
 
-__all__ = ["begin"]
-
 # No state begins narrower than a share of the data, or a few points would hold it; and nothing begins at 0, where it
 # would stay.
 _BEGIN = Limits(pseudo_count=1e-3, floor=0.1)
 
 
 def begin(
-    given: tuple[Tensor | None, Tensor | SparseTransitions | None, Emission],
+    given: tuple[Tensor | None, Tensor | SparseTransitions | None, Emission, Tensor | None],
     size: int,
     kinds: Tensor | None,
     known: Known,
@@ -39,7 +38,7 @@ def begin(
     differ in something.
 
     Args:
-        given: log pi, log P, and the emission; None for what is not given.
+        given: log pi, log P, the emission, and log p(d | state) (C, K) or None; None for what is not given.
         size: C; kinds: ``(C,)``, the emission of each state, or None.
         known, lengths: the data.
         generator: on the CPU.
@@ -47,11 +46,11 @@ def begin(
     >>> from thalweg.energies.hmm.gaussian import GaussianEmission
     >>> from thalweg.energies.hmm.sequences import known_of
     >>> x = torch.tensor([[[0.0], [0.1], [5.0], [5.1]]])
-    >>> found = begin((None, None, GaussianEmission()), 2, None, known_of(x, None, None), None, torch.Generator())
+    >>> found = begin((None, None, GaussianEmission(), None), 2, None, known_of(x, None, None), None, torch.Generator())
     >>> found[1].means.detach().flatten().sort().values
     tensor([0.0500, 5.0500], dtype=torch.float64)
     """
-    log_initial, moves, emission = given
+    log_initial, moves, emission, lasting = given
     if emission.fitted_by_em and carries_graph(emission):
         raise ConfigError("`emission` must be detached for `fit`, got tensors that are part of a graph")
     values = known.values
@@ -65,7 +64,7 @@ def begin(
     prepared = prepared_of(emission, known)
     count = size if kinds is None else int(kinds.max()) + 1
     if emission.size is None:
-        labels = _along(log_initial, moves, size, known, lengths, generator)
+        labels = _along(log_initial, _staying(moves, lasting), size, known, lengths, generator)
         if labels is None:
             shares = emission.guess(prepared, count, generator)
         else:
@@ -77,8 +76,18 @@ def begin(
             scores = Parts(_none(), emission, kinds).densities(emission.parts(prepared)).double()
         first, pairs = _counted(known.place(scores.softmax(-1)), generator)
         log_initial = (first / first.sum()).log() if log_initial is None else log_initial
+        if lasting is not None and size > 1:  # how long a state lasts is told by its duration
+            pairs.fill_diagonal_(0.0)
         moves = (pairs / pairs.sum(1, keepdim=True)).log() if moves is None else moves
-    return States(log_initial.detach(), _detached(moves)), emission, Data(known, prepared, lengths)
+    return States(log_initial.detach(), _detached(moves), lasting), emission, Data(known, prepared, lengths)
+
+
+def _staying(moves: Tensor | SparseTransitions | None, lasting: Tensor | None) -> Tensor | SparseTransitions | None:
+    """Moves from position to position of states that last, roughly; scores, not probabilities."""
+    if moves is None or lasting is None:
+        return moves
+    dense = (moves.dense() if isinstance(moves, SparseTransitions) else moves).detach().clone()
+    return dense.fill_diagonal_(math.log(lasting.size(1)))
 
 
 def _none() -> States:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from thalweg.energies.hmm.emissions import hold
-from thalweg.energies.hmm.probabilities import from_counts
+from thalweg.energies.hmm.probabilities import floats, from_counts, row_logarithms
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.kernels.potentials import SparseTransitions
-
-__all__ = ["States", "kinds_of", "left_to_right", "moved"]
 
 
 class States(nn.Module):
@@ -23,6 +22,7 @@ class States(nn.Module):
 
     Args:
         log_initial: ``(C,)``; log_transition: ``(C, C)``, or :class:`~thalweg.inference.SparseTransitions`.
+        log_duration: ``(C, K)``, of how long a state lasts; None where each position is a move of its own.
 
     >>> chain = States(torch.zeros(1), torch.zeros(1, 1))
     >>> [name for name, _ in chain.named_parameters()]
@@ -32,7 +32,9 @@ class States(nn.Module):
     sources: Tensor
     targets: Tensor
 
-    def __init__(self, log_initial: Tensor, log_transition: Tensor | SparseTransitions) -> None:
+    def __init__(
+        self, log_initial: Tensor, log_transition: Tensor | SparseTransitions, log_duration: Tensor | None = None
+    ) -> None:
         super().__init__()
         self.size = len(log_initial)
         self.sparse = isinstance(log_transition, SparseTransitions)
@@ -42,6 +44,9 @@ class States(nn.Module):
             log_transition = log_transition.scores
         hold(self, "initial", log_initial)
         hold(self, "transition", log_transition)
+        self.lasting = log_duration is not None
+        if log_duration is not None:
+            hold(self, "duration", log_duration)
 
     @property
     def log_initial(self) -> Tensor:
@@ -62,9 +67,20 @@ class States(nn.Module):
             logits = logits - top - total.log()[self.sources]
         return SparseTransitions(self.sources, self.targets, logits, self.size)
 
+    @property
+    def log_duration(self) -> Tensor | None:
+        """log p(d | state), ``(C, K)`` for d = 1 .. K positions, or None."""
+        if not self.lasting:
+            return None
+        duration = cast(Tensor, self.duration)
+        return duration.log_softmax(-1) if isinstance(duration, nn.Parameter) else duration
+
     @torch.no_grad()
-    def maximise(self, first: Tensor, moves: Tensor, pseudo_count: float) -> None:
-        """The M-step: expected counts of first states ``(C,)`` and of moves, ``(C, C)`` or ``(E,)``."""
+    def maximise(self, first: Tensor, moves: Tensor, pseudo_count: float, durations: Tensor | None = None) -> None:
+        """The M-step: expected counts of first states ``(C,)``, moves ``(C, C)`` or ``(E,)``, durations ``(C, K)``."""
+        if durations is not None:
+            duration = cast(Tensor, self.duration)
+            duration.copy_(from_counts(durations.double(), duration, pseudo_count))
         initial, transition = cast(Tensor, self.initial), cast(Tensor, self.transition)
         if self.sparse:
             initial.copy_(from_counts(first.double(), initial, pseudo_count))
@@ -80,7 +96,9 @@ class States(nn.Module):
         """The logarithm of what the pseudo-counts multiply the likelihood by, up to a constant; float64."""
         moves = self.log_transition
         moves = moves.scores if isinstance(moves, SparseTransitions) else moves
-        both = torch.cat([self.log_initial.flatten(), moves.flatten()]).detach().double()
+        lasting = self.log_duration
+        every = [self.log_initial, moves.flatten(), *([] if lasting is None else [lasting.flatten()])]
+        both = torch.cat(every).detach().double()
         return pseudo_count * torch.where(torch.isneginf(both), 0.0, both).sum()
 
     @property
@@ -88,7 +106,9 @@ class States(nn.Module):
         """Probabilities that are not fixed by structure or by a row's sum."""
         moves = self.log_transition
         scores = moves.scores if isinstance(moves, SparseTransitions) else moves
-        return int((~torch.isneginf(self.log_initial)).sum() + (~torch.isneginf(scores)).sum()) - 1 - self.size
+        lasting = self.log_duration
+        more = 0 if lasting is None else int((~torch.isneginf(lasting)).sum()) - self.size
+        return int((~torch.isneginf(self.log_initial)).sum() + (~torch.isneginf(scores)).sum()) - 1 - self.size + more
 
 
 def left_to_right(n: int, *, skip: int = 0, stay: float = 0.5) -> tuple[Tensor, Tensor]:
@@ -117,6 +137,24 @@ def left_to_right(n: int, *, skip: int = 0, stay: float = 0.5) -> tuple[Tensor, 
         moves[state, state] = stay if ahead else 1.0
         moves[state, state + 1 : state + 1 + ahead] = (1 - stay) / max(1, ahead)
     return torch.eye(n)[0], moves
+
+
+def lasting_of(given: Any, size: int | None, dtype: torch.dtype, logarithms: bool) -> Tensor | None:
+    """log p(d | state), ``(C, K)``, from such a table or from K alone, all alike; None for None, or an error.
+
+    >>> lasting_of(2, 1, torch.float32, False).exp()
+    tensor([[0.5000, 0.5000]])
+    """
+    if given is None:
+        return None
+    if isinstance(given, int) and not isinstance(given, bool):
+        if given < 1:
+            raise ConfigError(f"`durations` must be (C, K), or K of at least 1, got {given}")
+        return torch.full((size or 1, given), -math.log(given), dtype=dtype)
+    table = floats("durations", given)
+    if table.dim() != 2 or not table.size(1) or table.size(0) != (size or table.size(0)):
+        raise ShapeError(f"`durations` must be (C, K) with C = {size} states, or K, got {tuple(table.shape)}")
+    return row_logarithms("durations", table.to(dtype), logarithms)
 
 
 def kinds_of(tied: Any) -> Tensor:

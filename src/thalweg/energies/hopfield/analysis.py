@@ -14,18 +14,6 @@ from thalweg.errors import ConfigError
 from thalweg.kernels import memory as kernels
 from thalweg.layers.hopfield.separation_maps import Entmax, KSubsets, NormMax, Separation, Softmax
 
-__all__ = [
-    "ExactRetrieval",
-    "MemoryReport",
-    "analyse_memory",
-    "exact_retrieval",
-    "margin",
-    "pattern_separation",
-    "present_count",
-    "present_norms",
-    "shared_patterns",
-]
-
 
 def pattern_separation(patterns: Tensor, mask: Tensor | None = None) -> Tensor:
     r"""How far each pattern stands out: Delta_i = min_{j != i} (x_i'x_i - x_i'x_j), ``(N,)``.

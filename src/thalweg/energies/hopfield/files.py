@@ -25,7 +25,6 @@ from thalweg.layers.hopfield.separation_maps import (
 if TYPE_CHECKING:
     from thalweg.energies.hopfield.memory import HopfieldMemory
 
-__all__ = ["FORMAT", "read_arguments", "read_memory", "save_memory", "write_memory"]
 
 # Version of the files written here; those with a higher one are refused.
 FORMAT = 2

@@ -11,8 +11,6 @@ from thalweg.energies.hopfield.analysis import present_count, present_norms, sha
 from thalweg.energies.hopfield.memory import HopfieldMemory
 from thalweg.errors import ShapeError
 
-__all__ = ["FixedPoints", "classify_states", "fixed_points"]
-
 _HELD = 1 << 24  # weights held at once
 _SHOWN = 12  # lines of a printed table
 

@@ -13,8 +13,6 @@ from thalweg.inference.cccp import Descent, cccp
 from thalweg.kernels import memory as kernels
 from thalweg.layers.hopfield.separation_maps import Entmax, KSubsets, NormMax, Separation, Softmax
 
-__all__ = ["Landscape"]
-
 # Scores held at once: with more, queries go through the memory in blocks, or the softmax streams over the patterns.
 _HELD = 1 << 24
 

@@ -24,8 +24,6 @@ from thalweg.kernels.tracing import traced
 from thalweg.layers.hopfield.separation_maps import Separation, Softmax
 from thalweg.layers.hopfield.separation_maps import separation as named_separation
 
-__all__ = ["HopfieldMemory", "Retrieval"]
-
 
 @dataclass(frozen=True)
 class Retrieval:
@@ -228,7 +226,7 @@ class HopfieldMemory(PatternStore):
         if self._is_attention(q):  # nothing to convert, nothing to differentiate
             own = self.__dict__
             beta, patterns, separation = own["_beta"], own["_buffers"]["patterns"], own["_modules"]["separation"]
-            found = kernels.settled(q, patterns, beta, max_steps, tol)
+            found = kernels.settle(q, patterns, beta=beta, max_steps=max_steps, tol=tol)
             state, energies, steps, converged = found
             # Of a copy: the state is the caller's, who may change it before the weights are asked for.
             rest = state.clone()

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, ShapeError, nearest
 
-__all__ = ["Identity", "LayerNorm", "PostTransform", "UnitNorm", "post_transform"]
-
 
 class PostTransform(nn.Module):
     r"""A map z -> q that is the gradient of a convex function, and that function's conjugate Psi.

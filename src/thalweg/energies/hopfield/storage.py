@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from thalweg.errors import ConfigError, DataError, ShapeError
 from thalweg.kernels import memory as kernels
 
-__all__ = ["Nearest", "PatternStore", "Which"]
-
 # Patterns by index or name: one, several, or a tensor of indices or of bool (N,).
 Which: TypeAlias = int | str | Tensor | Iterable[int | str]
 

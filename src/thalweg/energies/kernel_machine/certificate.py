@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Condition", "KKTReport", "PairReport", "certify", "certify_regression"]
-
 
 @dataclass(frozen=True)
 class Condition:

@@ -21,8 +21,6 @@ from thalweg.energies.rows import read_weights
 from thalweg.errors import ConfigError, NotFittedError, ShapeError, nearest
 from thalweg.limits import COUNT, check_numbers
 
-__all__ = ["KernelSVC"]
-
 _SHAPES, _SOLVERS = ("ovr", "ovo"), ("libsvm", "gap")
 
 

@@ -15,8 +15,6 @@ from thalweg.energies.kernel_machine.vectors import RBF, Linear, Polynomial
 from thalweg.errors import InfeasibleError, ShapeError
 from thalweg.limits import check_memory
 
-__all__ = ["Boundary", "Given", "fitted", "hard_margin", "least_slack", "libsvm_given", "soft_margin"]
-
 # A bound that no multiplier of a feasible hard margin reaches.
 _UNBOUNDED = 1e100
 # Steps of libsvm after which it is asked whether a hard margin can be had at all, and points up to which it is.

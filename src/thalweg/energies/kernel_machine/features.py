@@ -16,8 +16,6 @@ from thalweg.energies.score_space import ScoreSpace
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.limits import COUNT, check_numbers
 
-__all__ = ["Features", "Fisher"]
-
 
 @dataclass(frozen=True)
 class Features(Kernel):

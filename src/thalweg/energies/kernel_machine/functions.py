@@ -14,8 +14,6 @@ from torch import Tensor
 from thalweg.errors import ShapeError
 from thalweg.limits import check_numbers
 
-__all__ = ["Kernel", "Normalised", "Prepared", "Product", "Scaled", "Sum", "answer", "check_alike"]
-
 
 @dataclass(frozen=True)
 class Prepared:

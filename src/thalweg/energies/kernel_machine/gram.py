@@ -13,8 +13,6 @@ from thalweg.energies.rows import as_table
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.limits import check_memory
 
-__all__ = ["check_gram", "gram", "gram_of", "square"]
-
 
 def gram(kernel: Kernel, X: Any, Z: Any = None, *, block: int = 1024, device: torch.device | str | None = None) -> Any:
     """The Gram matrix of X ``(N, N)``, or of X with Z ``(N, M)``, ``block`` rows and columns at a time.

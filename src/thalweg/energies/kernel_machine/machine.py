@@ -14,8 +14,6 @@ from thalweg.energies.kernel_machine.vectors import Linear, kernel_named
 from thalweg.energies.rows import as_table
 from thalweg.errors import ConfigError, ShapeError
 
-__all__ = ["KernelMachine", "read_bound", "read_targets"]
-
 # Entries of the kernel that are computed together for an answer: 32 MB of float64.
 _TOGETHER = 2**22
 

@@ -16,8 +16,6 @@ from thalweg.energies.rows import as_table, read_weights
 from thalweg.errors import NotFittedError, ShapeError
 from thalweg.limits import COUNT, check_numbers
 
-__all__ = ["KernelSVR"]
-
 
 class KernelSVR(KernelMachine):
     r"""Support vector regression with any kernel: the flattest function that misses few numbers by more than epsilon.

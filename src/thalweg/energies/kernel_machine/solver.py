@@ -18,8 +18,6 @@ from torch import Tensor
 from thalweg.energies.kernel_machine.functions import Kernel, Prepared
 from thalweg.errors import ShapeError
 
-__all__ = ["Dual", "solve_dual"]
-
 # Rows and columns of K that are made together: a core's cache holds them; other devices are kept busy by more.
 _TILE, _LARGE_TILE = (1024, 4096), (16384, 8192)
 # Entries of L at most: 2 GiB of float32.

@@ -17,8 +17,6 @@ from thalweg.energies.kernel_machine.functions import Kernel, Prepared
 from thalweg.errors import ShapeError
 from thalweg.limits import LENGTH, check_numbers
 
-__all__ = ["Spectrum", "Subsequence", "read_symbols"]
-
 # Entries of the tables of pairs that are filled together: 32 MB of float64.
 _TOGETHER = 2**22
 

@@ -13,8 +13,6 @@ from thalweg.energies.rows import read_rows
 from thalweg.errors import ConfigError
 from thalweg.limits import COUNT, check_numbers
 
-__all__ = ["RBF", "Linear", "Polynomial", "kernel_named"]
-
 
 class _VectorKernel(Kernel):
     """A kernel of rows of numbers, which come as arrays, tensors, frames or lists."""

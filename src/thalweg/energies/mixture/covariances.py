@@ -20,8 +20,6 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["SHAPES", "Covariances", "Moments"]
-
 # |y|^2 of points (B, D) for each Gaussian, (B, N).
 Distances: TypeAlias = Callable[[Tensor], Tensor]
 

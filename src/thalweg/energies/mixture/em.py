@@ -20,8 +20,6 @@ from thalweg.energies.mixture.missing import expect_missing
 from thalweg.energies.rows import Rows
 from thalweg.errors import ThalwegError
 
-__all__ = ["Climb", "Expected", "LikelihoodFellError", "State", "climb", "expect", "maximise", "mix"]
-
 # Numbers in the largest array of a block: on a CPU it should stay near the cache, on a GPU give it enough to do.
 _BLOCK = {"cpu": 2**20, "cuda": 2**26}
 

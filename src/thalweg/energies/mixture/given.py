@@ -11,8 +11,6 @@ from torch import Tensor
 from thalweg.energies.mixture.covariances import SHAPES
 from thalweg.errors import ConfigError, ShapeError, nearest
 
-__all__ = ["check_shape", "read_given"]
-
 
 def check_shape(name: Any) -> str:
     """The name of one of the four shapes of covariances.

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from thalweg.energies.mixture.covariances import Moments
 
-__all__ = ["Pattern", "expect_missing", "observed_log_density", "patterns"]
-
 
 class Pattern(NamedTuple):
     """Points with the same values missing.

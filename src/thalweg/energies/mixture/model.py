@@ -23,8 +23,6 @@ from thalweg.kernels.room import enough_memory
 from thalweg.kernels.tracing import traced
 from thalweg.limits import COUNT, SEED, WIDTH, check_numbers
 
-__all__ = ["DegenerateComponentWarning", "GaussianMixture"]
-
 
 class DegenerateComponentWarning(UserWarning):
     """A fitted mixture has components without points, or with no more variance than the floor."""

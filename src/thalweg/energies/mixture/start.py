@@ -10,8 +10,6 @@ from thalweg.energies.mixture.em import State
 from thalweg.energies.rows import Rows
 from thalweg.errors import ShapeError
 
-__all__ = ["begin", "distinct", "k_means_plus_plus"]
-
 # Points that the start looks at; of more, so many drawn at random.
 _LOOKED_AT = 20_000
 _STEPS = 10

@@ -13,8 +13,6 @@ from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.energies.pretrained.hub import package, quietly
 from thalweg.errors import ConfigError
 
-__all__ = ["add_adapters", "depths", "freeze", "merged"]
-
 # Queries and values, as each architecture calls them.
 _TARGETS = {
     **dict.fromkeys(("t5", "mt5"), ("q", "v")),

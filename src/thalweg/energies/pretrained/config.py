@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from thalweg.errors import ConfigError
-from thalweg.limits import COUNT, WIDTH, check_choices, check_numbers
-
-__all__ = ["PretrainedConfig"]
+from thalweg.limits import COUNT, WIDTH, check_choices, check_numbers, check_shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +69,8 @@ class PretrainedConfig:
         check_numbers(self, "model", 0, COUNT, "masked_epochs")
         check_numbers(self, "model", 0, WIDTH, "lora_alpha", whole=False)
         check_numbers(self, "model", 0, 1, "masked_rate", whole=False, strict=True)
-        if not 0 < self.masked_share < 1:
-            raise ConfigError(f"model.masked_share must be in (0, 1), got {self.masked_share}")
-        for name in ("lora_dropout", "dropout"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise ConfigError(f"model.{name} must be in [0, 1), got {value}")
+        check_shares(self, "model", "(0, 1)", "masked_share")
+        check_shares(self, "model", "[0, 1)", "lora_dropout", *(() if self.dropout is None else ("dropout",)))
         if self.checkpoint and self.architecture:
             raise ConfigError(
                 f"model.architecture = {self.architecture} has fresh weights, got model.checkpoint = "

@@ -20,7 +20,6 @@ from thalweg.layers.padded import Padded, checked
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["PretrainedDecoder", "PretrainedState", "decoder_of", "settings_of"]
 
 _Pairs = tuple[tuple[Tensor, Tensor], ...]  # keys and values (R, H, t, d) of every layer
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from thalweg.errors import CheckpointError, MissingDependencyError, ThalwegError
 
-__all__ = ["check_place", "is_folder", "package", "quietly", "read_json", "reading"]
-
 EXTRA = "pip install 'thalweg[pretrained]'"
 
 

@@ -12,16 +12,7 @@ from torch import nn
 from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.energies.pretrained.hub import check_place, package, reading
 from thalweg.errors import CheckpointError, ConfigError, nearest
-
-__all__ = [
-    "build_encoder",
-    "build_network",
-    "load_network",
-    "pair_network",
-    "read_config",
-    "restore_network",
-    "store_network",
-]
+from thalweg.limits import check_choice
 
 _FRESH = ("t5", "mt5", "bart", "mbart", "marian", "bert")
 # How each architecture calls its dropout.
@@ -121,10 +112,7 @@ def build_network(config: PretrainedConfig, size: int, special: Mapping[str, int
     ...
     thalweg.errors.ConfigError: model.architecture `t6` is not known; ...
     """
-    if config.architecture not in _FRESH:
-        raise ConfigError(
-            f"model.architecture `{config.architecture}` is not known; {nearest(config.architecture, _FRESH)}"
-        )
+    check_choice("model.architecture", config.architecture, _FRESH)
     transformers = package()
     ids = {"pad_token_id": special["pad"], "bos_token_id": special["bos"], "eos_token_id": special["eos"]}
     start = {"decoder_start_token_id": special["bos"]}

@@ -16,8 +16,6 @@ from thalweg.energies.pretrained.loading import set_dropout
 from thalweg.errors import ConfigError
 from thalweg.layers.padded import Padded
 
-__all__ = ["Pretrained", "reach_of"]
-
 
 class Pretrained(nn.Module):
     r"""E(x, y) = -log p(y | x) of a transformers encoder-decoder.

@@ -8,8 +8,6 @@ from typing import Any
 
 from thalweg.errors import ConfigError, nearest
 
-__all__ = ["TaskParameters"]
-
 # Searches here count generated symbols; there the symbol that starts the decoder counts too.
 _START = 1
 _SEARCH = ("num_beams", "max_length", "early_stopping", "length_penalty", "no_repeat_ngram_size", "prefix")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from thalweg.errors import ConfigError, nearest
+from thalweg.errors import ConfigError
 from thalweg.inference.search.compiled import CompiledPlan
 from thalweg.layers.attention import Attention, Memory, attention_map
 from thalweg.layers.blocks import Connection
@@ -18,9 +18,7 @@ from thalweg.layers.padded import Padded, checked
 from thalweg.layers.plain_recurrence import Initialisation
 from thalweg.layers.recurrent import Cell, Recurrent
 from thalweg.layers.recurrent_blocks import STEPWISE
-from thalweg.limits import DEPTH, WIDTH, check_numbers
-
-__all__ = ["Seq2Seq", "Seq2SeqConfig", "Seq2SeqState"]
+from thalweg.limits import DEPTH, WIDTH, check_choices, check_numbers, check_shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,19 +66,8 @@ class Seq2SeqConfig:
     def __post_init__(self) -> None:
         check_numbers(self, "model", 1, WIDTH, "embedding", "hidden")
         check_numbers(self, "model", 1, DEPTH, "encoder_layers", "decoder_layers")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"model.dropout must be in [0, 1), got {self.dropout}")
-        for name, choices in (
-            ("cell", get_args(Cell)),
-            ("attention", ("none", "dot", "general", "additive")),
-            ("residual", get_args(Connection)),
-            ("norm", get_args(Norm)),
-            ("decoder_norm", ("same", *sorted(STEPWISE))),
-            ("initialisation", get_args(Initialisation)),
-        ):
-            value = getattr(self, name)
-            if value not in choices:
-                raise ConfigError(f"model.{name} `{value}` is not known; {nearest(value, choices)}")
+        check_shares(self, "model", "[0, 1)", "dropout")
+        check_choices(self, "model")
         if self.decoder_norm == "same" and self.norm not in STEPWISE:
             raise ConfigError(
                 f"model.norm = {self.norm} looks at several positions, got a decoder, which has one at a time; "

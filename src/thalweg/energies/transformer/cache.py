@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from thalweg.kernels.decoding import add_norm, attend_past, attend_source, linear
 from thalweg.layers.hopfield.separation_maps import Separation
 from thalweg.layers.multihead import head_weights, mean_weights
 from thalweg.layers.norms import Normalisation
@@ -29,17 +28,15 @@ from thalweg.layers.transformer import GATES
 if TYPE_CHECKING:
     from thalweg.energies.transformer.model import Transformer
 
-__all__ = ["TransformerState", "begin", "select", "step"]
 
 _FIRST_SLOTS = 16
-# The rectifier is part of the product before it.
-_FUNCTIONS = {"gelu": nn.functional.gelu, "silu": nn.functional.silu}
+_FUNCTIONS = {"relu": nn.functional.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}
 
 _Map = Callable[[Tensor], Tensor]
 
 
 class _LayerNorm(NamedTuple):
-    """The weights of a LayerNorm, which is computed together with the sum before it."""
+    """The weights of a LayerNorm."""
 
     weight: Tensor
     bias: Tensor | None
@@ -72,7 +69,7 @@ class _Plan(NamedTuple):
     first_norm: _Norm | None
     blocks: tuple[_Block, ...]
     output: _Map
-    map: Separation | None  # of attention, where it is not the softmax, for which alone there are kernels
+    map: Separation | None  # of attention, where it is not the softmax
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +218,7 @@ class _Step(NamedTuple):
     heads: int
     scale: float
     pre: bool
-    activation: Callable[[Tensor], Tensor] | None
+    activation: Callable[[Tensor], Tensor]
     map: Separation | None
     bias: Tensor | None  # (1, H, 1, t + 1) on the scores of self-attention
 
@@ -233,7 +230,7 @@ def _fast_step(
     config = model.config
     buffer, lineage = _with_room(state, plan)
     scale = (config.attention_width // config.heads) ** -0.5
-    activation = {**_FUNCTIONS, **GATES}.get(config.activation)
+    activation = {**_FUNCTIONS, **GATES}[config.activation]
     turns, pre = _turns(model, state), config.norm == "pre"
     bias = _bias(model, state)
     now = _Step(state, buffer.cache, lineage, turns, config.heads, scale, pre, activation, plan.map, bias)
@@ -266,8 +263,6 @@ def _own(now: _Step, n: int, block: _Block, h: Tensor, residual: Tensor) -> tupl
     queries = projected[:, :D].mul_(now.scale)
     if now.state.sources.starts is not None:
         read = _attend_both(now, n, queries, now.state.sources)
-    elif now.map is None and now.bias is None:
-        read = attend_past(queries, cache, now.lineage, now.heads)
     else:
         read = _attend(now, queries, _past(now, n), bias=now.bias)
     context = block.out(read)
@@ -281,32 +276,21 @@ def _cross(now: _Step, n: int, block: _Block, h: Tensor, residual: Tensor) -> tu
     assert block.cross_norm is not None
     sources = now.state.sources
     queries = block.query(h).mul_(now.scale)
-    items = now.state.items
-    if now.map is None:
-        read = attend_source(queries, sources.memories[n], sources.lengths, items, now.heads)
-    else:
-        S = sources.longest
-        read = _attend(now, queries, sources.memories[n][items, :S], sources.mask[items, :S])
+    items, S = now.state.items, sources.longest
+    read = _attend(now, queries, sources.memories[n][items, :S], sources.mask[items, :S])
     context = block.cross_out(read)
     return context, queries, *_added(now, context, residual, block.cross_norm)
 
 
 def _feed(now: _Step, block: _Block, h: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     inner = block.up(h)
-    if block.gate is not None:
-        assert now.activation is not None
-        inner = now.activation(block.gate(h)).mul_(inner)
-    elif now.activation is not None:
-        inner = now.activation(inner)
+    inner = now.activation(inner) if block.gate is None else now.activation(block.gate(h)).mul_(inner)
     return _added(now, block.down(inner), residual, block.last_norm)
 
 
 def _added(now: _Step, change: Tensor, residual: Tensor, norm: _Norm) -> tuple[Tensor, Tensor]:
-    if isinstance(norm, _LayerNorm):
-        h, total = add_norm(change, residual, *norm)
-    else:
-        total = change + residual
-        h = norm(total)
+    total = change + residual
+    h = nn.functional.layer_norm(total, norm.weight.shape, *norm) if isinstance(norm, _LayerNorm) else norm(total)
     return h, total if now.pre else h
 
 
@@ -354,8 +338,9 @@ def _attend(
     keys, values = memory.unflatten(3, (now.heads, -1)).permute(2, 0, 3, 1, 4)  # (R, H, S, d)
     queries = queries.unflatten(1, (now.heads, -1)).unsqueeze(2)
     mask = None if seen is None else seen[:, None, None, :]
-    if now.map is None and mask is None and bias is not None:  # torch's own reads keys and values where they lie
-        read = nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=1.0)
+    if now.map is None and (mask is None or bias is None):  # torch's own reads keys and values where they lie
+        given = bias if mask is None else mask
+        read = nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=given, scale=1.0)
         return read.flatten(1)
     return (head_weights(queries, keys, mask, now.map, bias).to(values.dtype) @ values).flatten(1)
 
@@ -443,7 +428,7 @@ def _decoder_weights(model: Transformer) -> _Plan:
                 query=None if cross is None else _map(cross.query),
                 cross_out=None if cross is None else _map(cross.out),
                 cross_norm=second[0] if second else None,
-                up=_map(inner.up, relu=inner.activation == "relu"),
+                up=_map(inner.up),
                 gate=None if inner.gate is None else _map(inner.gate),
                 down=_map(inner.down),
                 last_norm=third,
@@ -463,14 +448,14 @@ def _norm(module: nn.Module) -> _Norm:
     return module.layer  # one position alone: no mask
 
 
-def _map(module: nn.Module, *, relu: bool = False) -> _Map:
+def _map(module: nn.Module) -> _Map:
     """A linear layer as a call without the module around it; another module in its place is called as it is."""
     normed = isinstance(module, nn.Linear) and is_parametrized(module, "weight")
     if type(module) is not nn.Linear and not normed:
-        return (lambda x: torch.relu(module(x))) if relu else module
+        return module
     # Of weight norm: the matrix is made here, once for all steps.
     weight, bias = cast("Tensor", module.weight), cast("Tensor | None", module.bias)
-    return lambda x: linear(x, weight, bias, relu=relu)
+    return lambda x: nn.functional.linear(x, weight, bias)
 
 
 def _output(model: Transformer) -> _Map:
@@ -479,4 +464,4 @@ def _output(model: Transformer) -> _Map:
         return lambda x: output(x if block is None else block(x)) + mask
     # -inf in the bias forbids a symbol without another pass over the logits.
     weight, bias = output.weight, mask if output.bias is None else output.bias + mask
-    return lambda x: linear(x if block is None else block(x), weight, bias)
+    return lambda x: nn.functional.linear(x if block is None else block(x), weight, bias)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from thalweg.errors import ConfigError, nearest
+from thalweg.errors import ConfigError
 from thalweg.layers.attention import attention_map
 from thalweg.layers.norms import Norm
 from thalweg.layers.recurrent_blocks import STEPWISE
 from thalweg.layers.transformer import Activation, NormPlace
-from thalweg.limits import DEPTH, WIDTH, check_numbers
-
-__all__ = ["DecoderNorm", "Kind", "Positions", "TransformerConfig"]
+from thalweg.limits import DEPTH, WIDTH, check_choices, check_numbers, check_shares
 
 Kind = Literal["encoder-decoder", "causal"]
 """An encoder and a decoder, or one decoder that reads the source as a prefix."""
@@ -101,28 +99,15 @@ class TransformerConfig:
         sizes = ("width", "heads", "feedforward", "max_positions", "relative_buckets", "relative_reach")
         check_numbers(self, "model", 1, WIDTH, *sizes, *(() if self.head_width is None else ("head_width",)))
         check_numbers(self, "model", 1, DEPTH, "encoder_layers", "decoder_layers")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} must be in [0, 1), got {getattr(self, name)}")
-        for name, choices in (
-            ("kind", get_args(Kind)),
-            ("norm", (*get_args(NormPlace), *get_args(Norm))),
-            ("encoder_norm", get_args(Norm)),
-            ("decoder_norm", get_args(DecoderNorm)),
-            ("positions", get_args(Positions)),
-            ("activation", get_args(Activation)),
-        ):
-            value = getattr(self, name)
-            if value not in choices:
-                raise ConfigError(f"model.{name} `{value}` is not known; {nearest(value, choices)}")
+        check_shares(self, "model", "[0, 1)", "dropout", "attention_dropout")
+        check_choices(self, "model")
         if self.kind == "causal" and self.encoder_norm not in STEPWISE:
             raise ConfigError(
                 f"model.encoder_norm = {self.encoder_norm} looks at later positions too, got a causal model, which "
                 "must not; choose layer, rms, weight or none"
             )
         attention_map(self.attention_map, setting="model.attention_map")
-        if not 0 < self.norm_eps < 1:
-            raise ConfigError(f"model.norm_eps must be in (0, 1), got {self.norm_eps}")
+        check_shares(self, "model", "(0, 1)", "norm_eps")
         self._check_positions()
 
     def _check_positions(self) -> None:

@@ -20,13 +20,11 @@ from thalweg.energies.transformer.halves import HalvedTransformer
 from thalweg.inference.search.graph_replay import FixedPlan
 from thalweg.kernels import dispatch
 from thalweg.layers.padded import Padded, checked
-from thalweg.layers.positions import kept_rotary_table
+from thalweg.layers.positions import rotary_table
 from thalweg.layers.transformer import TransformerLayer
 
 if TYPE_CHECKING:
     from thalweg.energies.transformer.model import Transformer
-
-__all__ = ["FixedTransformer", "fixed_plan"]
 
 
 class FixedTransformer:
@@ -40,7 +38,7 @@ class FixedTransformer:
     value on the device. Time of a step as that of :meth:`Transformer.step`; memory O(L T A W D).
 
     >>> from thalweg.energies.transformer.model import Transformer
-    >>> from thalweg.energies.transformer.model import TransformerConfig
+    >>> from thalweg.energies.transformer.config import TransformerConfig
     >>> config = TransformerConfig(width=8, heads=2, feedforward=16, encoder_layers=1, decoder_layers=1)
     >>> model = Transformer(config, source_size=10, target_size=12)
     >>> FixedTransformer.serves(model.eval()), FixedTransformer.serves(model.train())
@@ -78,7 +76,7 @@ class FixedTransformer:
         self.angles = None
         if config.positions == "rotary":
             size = config.width // config.heads
-            self.tables = kept_rotary_table(places + model.counted_from, size, dtype=weight.dtype, device=weight.device)
+            self.tables = rotary_table(places + model.counted_from, size, dtype=weight.dtype, device=weight.device)
             turns = model.rotary_turns(capacity, torch.arange(capacity, device=weight.device))
             assert turns is not None
             self.angles = torch.stack(turns, dim=1).float().contiguous()

@@ -13,8 +13,6 @@ from torch import Tensor
 from thalweg.errors import ConfigError
 from thalweg.inference.search.constraints import NoRepeat, Without
 
-__all__ = ["GenerationRules", "one_symbol", "read_rules"]
-
 # What `generate` may be told and a search here is told otherwise, or not at all, with the values that do nothing.
 _NOT_TAKEN = {
     "encoder_no_repeat_ngram_size": (None, 0),

@@ -19,8 +19,6 @@ from thalweg.layers.transformer import FeedForward, TransformerLayer
 if TYPE_CHECKING:
     from thalweg.energies.transformer.model import Transformer
 
-__all__ = ["HalvedTransformer"]
-
 
 class _Rooms(NamedTuple):
     """Buffers of a stream of R rows: itself twice, what is read of it, and what its blocks leave.

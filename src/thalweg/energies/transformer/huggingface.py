@@ -45,8 +45,6 @@ from thalweg.energies.transformer.model import Transformer
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.layers.padded import Padded
 
-__all__ = ["ConvertedTransformer", "from_huggingface"]
-
 _FAMILIES = {"bart": bart, "marian": bart, "mbart": bart, "t5": t5, "mt5": t5, "encoder-decoder": bert}
 
 

@@ -19,10 +19,8 @@ from thalweg.layers.dropout import Dropout
 from thalweg.layers.multihead import mean_weights
 from thalweg.layers.padded import Padded, checked
 from thalweg.layers.pointer import Pointer
-from thalweg.layers.positions import RelativeBias, feature_positions, kept_rotary_table, kept_sinusoidal_table
+from thalweg.layers.positions import RelativeBias, feature_positions, rotary_table, sinusoidal_table
 from thalweg.layers.transformer import TransformerStack
-
-__all__ = ["Transformer", "TransformerConfig"]
 
 # Decoder outputs and inputs, and the last attention's outputs, queries, keys and mask.
 _Decoded = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
@@ -223,14 +221,14 @@ class Transformer(nn.Module):
             return table.weight
         if self.config.positions in ("rotary", "relative"):
             return None
-        return kept_sinusoidal_table(length, self.config.width, dtype=weight.dtype, device=weight.device)
+        return sinusoidal_table(length, self.config.width, dtype=weight.dtype, device=weight.device)
 
     def rotary_turns(self, length: int, positions: Tensor) -> tuple[Tensor, Tensor] | None:
         """Cosines and sines ``(*positions, d/2)`` where positions are rotary, all below ``length``."""
         if self.config.positions != "rotary":
             return None
         weight, width = self.target_embedding.weight, self.config.attention_width // self.config.heads
-        cos, sin = kept_rotary_table(length, width, dtype=weight.dtype, device=weight.device)
+        cos, sin = rotary_table(length, width, dtype=weight.dtype, device=weight.device)
         return cos[positions], sin[positions]
 
     def embed(self, tokens: Tensor, positions: Tensor, length: int, *, source: bool) -> Tensor:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from thalweg.errors import ConfigError, nearest
+from thalweg.errors import ConfigError
 from thalweg.layers.convolution import ACTIVATIONS
-from thalweg.limits import COUNT, DEPTH, WIDTH, check_numbers
-
-__all__ = ["Annealing", "Likelihood", "Network", "VAEConfig", "VAETraining"]
+from thalweg.limits import COUNT, DEPTH, WIDTH, check_choice, check_choices, check_numbers
 
 Network = Literal["dense", "convolution"]
 """What reads x and what writes it: layers of units, or of convolutions that halve and double the sides of an image."""
@@ -53,14 +51,8 @@ class VAEConfig:
     scale: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, choices in (
-            ("network", get_args(Network)),
-            ("likelihood", get_args(Likelihood)),
-            ("activation", tuple(ACTIVATIONS)),
-        ):
-            value = getattr(self, name)
-            if value not in choices:
-                raise ConfigError(f"model.{name} `{value}` is not known; {nearest(str(value), choices)}")
+        check_choices(self, "model")
+        check_choice("model.activation", self.activation, ACTIVATIONS)
         for name, most in (("shape", 3), ("hidden", DEPTH)):
             numbers = getattr(self, name)
             whole = isinstance(numbers, tuple) and all(type(one) is int and 1 <= one <= WIDTH for one in numbers)
@@ -114,10 +106,7 @@ class VAETraining:
     free_bits: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.annealing not in get_args(Annealing):
-            raise ConfigError(
-                f"training.annealing `{self.annealing}` is not known; {nearest(self.annealing, get_args(Annealing))}"
-            )
+        check_choices(self, "training")
         check_numbers(self, "training", 1, COUNT, "epochs", "batch_size", "annealing_epochs")
         check_numbers(self, "training", 1, _SAMPLES, "samples")
         check_numbers(self, "training", 0, _LARGEST, "learning_rate", whole=False, strict=True)

@@ -21,8 +21,6 @@ from thalweg.inference.variational.expectations import expectation
 from thalweg.kernels.room import enough_memory
 from thalweg.limits import SEED, check_fits, check_numbers
 
-__all__ = ["VAE"]
-
 Listener = Callable[[dict[str, Any]], None]
 
 # The logarithm of a posterior's scale stays within this, smoothly.

@@ -10,8 +10,6 @@ from torch import nn
 from thalweg.energies.variational.config import VAEConfig
 from thalweg.layers.convolution import ACTIVATIONS
 
-__all__ = ["build_decoder", "build_encoder"]
-
 
 def build_encoder(config: VAEConfig) -> nn.Sequential:
     """``(B, *shape) -> (B, 2 latent)``.

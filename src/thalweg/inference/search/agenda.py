@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Agenda", "Nodes", "positions"]
-
 # Open nodes of an item above which the deepest come first: depth first holds no more than O(max_length V) more.
 _CROWDED = 1 << 15
 

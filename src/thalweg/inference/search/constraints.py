@@ -15,8 +15,6 @@ from torch import Tensor
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.search.protocol import Autoregressive, batch_size, check_at_least_one, device_of
 
-__all__ = ["Allowed", "NoRepeat", "Rules", "Trie", "Without", "check_called", "check_min_length", "check_prefix"]
-
 
 class Allowed(Protocol):
     """Which symbols may follow, as a bool mask ``(R, V)``; eos among them where a sequence may end.

@@ -12,8 +12,6 @@ from torch import Tensor
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.search.protocol import Autoregressive, Hypotheses, batch_size, check_log_probs
 
-__all__ = ["Ensemble", "Vote", "count_votes", "majority_vote"]
-
 
 class Ensemble:
     r"""M models over the same symbols as one :class:`Autoregressive`, for every search.

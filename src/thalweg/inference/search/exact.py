@@ -23,8 +23,6 @@ from thalweg.inference.search.protocol import (
     raise_not_a_number,
 )
 
-__all__ = ["OptimalityReport", "exact_search", "optimality_report"]
-
 # Rows of one item that are expanded together, items searched together, and log-probabilities held at once.
 _TOGETHER = 32
 _ITEMS = 64

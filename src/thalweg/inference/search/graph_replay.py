@@ -20,8 +20,6 @@ from torch import Tensor
 from thalweg.inference.search.protocol import Hypotheses, joined, raise_not_a_number
 from thalweg.kernels import dispatch
 
-__all__ = ["FixedDecoder", "FixedPlan", "Request", "captured_search"]
-
 MOST_PLACES = 1 << 20  # rows of an item times steps; a longer past is made as it is needed, by the ordinary search
 MOST_ROWS = 8192  # rows at a time; larger batches are searched piece by piece
 MOST_SHAPES = 16  # shapes kept ready for each model

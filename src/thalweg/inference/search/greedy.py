@@ -30,8 +30,6 @@ from thalweg.inference.search.protocol import (
 from thalweg.inference.search.streaming import Partial
 from thalweg.kernels.room import enough_memory
 
-__all__ = ["Follower", "greedy"]
-
 # Given log-probabilities (R, V), the numbers of the rows (R,) and the step: symbols (R,) and their
 # log-probabilities (R,), which are -inf where nothing can follow and NaN or +inf where the model failed.
 Choice = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]

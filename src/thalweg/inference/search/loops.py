@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from thalweg.inference.search.protocol import Hypotheses, check_at_least_one
-
-__all__ = ["Loop", "loop_at_end", "token_loops"]
+from thalweg.inference.search.protocol import check_at_least_one
 
 LEAST, LONGEST = 4, 16
 
@@ -52,16 +50,3 @@ def loop_at_end(symbols: Sequence[Any], *, least: int = LEAST, longest: int = LO
         if same >= (least - 1) * period:
             return Loop(tuple(symbols[T - period :]), 1 + same // period)
     return None
-
-
-def token_loops(found: Hypotheses, *, eos: int | None, least: int = LEAST) -> list[list[Loop | None]]:
-    """The loop at the end of every hypothesis that exists, item by item as :meth:`Hypotheses.sequences` has them.
-
-    >>> import torch
-    >>> tokens, one = torch.tensor([[[4, 7, 7, 7, 7, 7, 2]]]), torch.ones(1, 1)
-    >>> token_loops(Hypotheses(tokens, 7 * one.long(), -one, one.bool(), one[0].bool()), eos=2)
-    [[Loop(cycle=(7,), times=5)]]
-    """
-    return [
-        [loop_at_end(row[:-1] if row[-1] == eos else row, least=least) for row in rows] for rows in found.sequences()
-    ]

@@ -10,8 +10,6 @@ from thalweg.inference.search.protocol import Hypotheses, check_at_least_one
 from thalweg.inference.search.table import TableModel
 from thalweg.inference.structures.chain import LinearChain
 
-__all__ = ["MarkovModel", "viterbi"]
-
 
 class MarkovModel(TableModel):
     r"""Symbols y_1, y_2, ... of which each depends on the one before alone.

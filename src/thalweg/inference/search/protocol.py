@@ -14,18 +14,6 @@ from torch import Tensor, nn
 from thalweg.errors import ConfigError, ShapeError, ThalwegError
 from thalweg.inference.search.beam.tree import BeamTree
 
-__all__ = [
-    "Autoregressive",
-    "Hypotheses",
-    "batch_size",
-    "check_at_least_one",
-    "check_log_probs",
-    "device_of",
-    "joined",
-    "raise_not_a_number",
-    "real",
-]
-
 
 class Autoregressive(Protocol):
     r"""A model of sequences given symbol by symbol: log p(y | x) = \sum_t log p(y_t | y_{<t}, x).

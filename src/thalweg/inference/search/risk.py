@@ -11,8 +11,6 @@ from torch import Tensor
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.search.protocol import Hypotheses
 
-__all__ = ["Choice", "minimum_bayes_risk"]
-
 Symbols: TypeAlias = tuple[int, ...]
 
 

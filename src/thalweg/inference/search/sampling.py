@@ -24,8 +24,6 @@ from thalweg.inference.search.protocol import (
 from thalweg.inference.search.streaming import Partial
 from thalweg.kernels.room import enough_memory
 
-__all__ = ["check_temperature", "ranking", "sample_sequences"]
-
 
 def sample_sequences(
     model: Autoregressive,

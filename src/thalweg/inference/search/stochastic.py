@@ -23,8 +23,6 @@ from thalweg.inference.search.protocol import (
 from thalweg.inference.search.sampling import check_temperature, ranking
 from thalweg.kernels.room import enough_memory
 
-__all__ = ["Drawn", "stochastic_beam_search"]
-
 # Perturbed scores held at once; a batch with more is searched in pieces.
 _ROOM = 1 << 22
 

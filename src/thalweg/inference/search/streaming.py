@@ -15,8 +15,6 @@ from torch import Tensor
 from thalweg.errors import ConfigError
 from thalweg.inference.search.protocol import Autoregressive, Hypotheses
 
-__all__ = ["Partial", "stream"]
-
 
 class Partial(NamedTuple):
     """What a search holds after one step: the rows that go on, and those that ended with this step.

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from thalweg.errors import ConfigError, ShapeError
 
-__all__ = ["TableModel"]
-
 Table: TypeAlias = Mapping[tuple[int, ...], Mapping[int, float]]
 
 

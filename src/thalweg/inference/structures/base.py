@@ -15,8 +15,6 @@ from thalweg.inference.structures.perturbation import PerturbedMode, gumbel
 from thalweg.kernels.semirings import Draw, Entropy, Expectation, KMax, Log, Max, Semiring
 from thalweg.kernels.tracing import traced, uncompiled
 
-__all__ = ["Structure"]
-
 Inputs = tuple[Tensor, ...]
 _AT_ONCE = 2**22  # numbers that samples are drawn from in one go
 

@@ -19,8 +19,6 @@ from thalweg.kernels.potentials import Chain, SparseTransitions
 from thalweg.kernels.semirings import Semiring
 from thalweg.kernels.tracing import traced, uncompiled
 
-__all__ = ["LinearChain"]
-
 
 @uncompiled
 class LinearChain(Structure):
@@ -36,8 +34,9 @@ class LinearChain(Structure):
         lengths: ``(B,)`` with 1 <= length <= T; all T when not given. What lies past a length counts for nothing.
         backend: ``"auto"`` picks compiled kernels for the device; ``"reference"`` is plain PyTorch, ``"scan"`` the same
             by semiring matrix products in O(log T) depth; ``"cpu"`` and ``"gpu"`` insist on the kernels.
-        low_memory: keep O(B sqrt(T) C) between forward and backward instead of O(B T C), at the price of walking
-            forward twice; with dense transitions that do not differ by step and without -inf.
+        low_memory: keep O(B sqrt(T) C) on a GPU and nothing on the CPU between forward and backward instead of
+            O(B T C), at the price of walking forward twice; on a GPU with dense transitions that do not differ by step
+            and without -inf.
         validate_args: check labels and feasibility (on by default); off, nothing waits for the GPU.
 
     A score of -inf forbids; gradients stay finite. Time O(B T C^2). Lafferty et al. (2001).

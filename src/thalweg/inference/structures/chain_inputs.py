@@ -11,9 +11,7 @@ from torch import Tensor
 from thalweg.errors import ShapeError
 from thalweg.kernels.chain_checks import check_lengths
 from thalweg.kernels.potentials import Chain, SparseTransitions
-from thalweg.kernels.reference.sparse_chain import looked_up
-
-__all__ = ["checked_lengths", "difference", "potentials_of", "require_tensor", "whole_lengths"]
+from thalweg.kernels.reference.recursion import looked_up
 
 
 @lru_cache(maxsize=64)

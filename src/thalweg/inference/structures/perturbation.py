@@ -10,8 +10,6 @@ from torch import Tensor
 
 from thalweg.kernels.tracing import traced
 
-__all__ = ["PerturbedMode", "gumbel"]
-
 
 def gumbel(shape: Sequence[int], like: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Standard Gumbel noise, density exp(-z - exp(-z)), with the type and device of ``like``.

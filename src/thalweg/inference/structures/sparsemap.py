@@ -14,8 +14,6 @@ from thalweg.kernels import chain as ops
 from thalweg.kernels.chain_checks import nan_items
 from thalweg.kernels.potentials import Chain
 
-__all__ = ["SparseMode", "sparse_map", "sparse_map_loss"]
-
 _EPS = torch.finfo(torch.float64).eps
 # Squared distances of a labelling to the affine hull of others are rational with small denominators: less is zero.
 _DEPENDENT = 1e-9

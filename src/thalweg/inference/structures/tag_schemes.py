@@ -11,8 +11,6 @@ from torch import Tensor
 
 from thalweg.errors import ConfigError, DataError, nearest
 
-__all__ = ["TagConstraints", "span_tags", "tag_constraints", "tag_spans"]
-
 
 class _Scheme(NamedTuple):
     """The letters a scheme writes for the parts of a span; None where it has no letter for the part."""
@@ -86,8 +84,8 @@ def tag_constraints(
 ) -> TagConstraints:
     """The scores that let through exactly the tag sequences of a scheme.
 
-    A sequence y is permitted if it is the writing of some set of spans: ``span_tags(tag_spans(y)) == y``. For
-    every scheme here that is a matter of neighbours, so start, transitions and end say it exactly:
+    A sequence is permitted if it is the writing of some set of spans. For every scheme here that is a matter of
+    neighbours, so start, transitions and end say it exactly:
 
     ======  ==================================================================================
     BIO     B-x begins a span, I-x goes on with one: it stands after B-x or I-x
@@ -129,7 +127,7 @@ def tag_constraints(
     return TagConstraints(scores(tags, tags), scores([None], tags)[0], scores(tags, [None])[:, 0])
 
 
-def tag_spans(tags: Sequence[str], scheme: str = "BIO", *, strict: bool = False) -> list[tuple[int, int, str]]:
+def tag_spans(tags: Sequence[str], scheme: str = "BIO") -> list[tuple[int, int, str]]:
     """The spans that a tag sequence writes, as (start, end, type), the end exclusive, in order.
 
     A tag that cannot stand where it stands, as I-x after O in BIO, begins a span of its own, so that what an
@@ -138,7 +136,6 @@ def tag_spans(tags: Sequence[str], scheme: str = "BIO", *, strict: bool = False)
     Args:
         tags: T names; positions count from 0.
         scheme: as in :func:`tag_constraints`.
-        strict: a sequence that no set of spans gives is a ``DataError`` naming the position.
 
     >>> tag_spans(["B-PER", "I-PER", "O", "B-LOC"])
     [(0, 2, 'PER'), (3, 4, 'LOC')]
@@ -158,46 +155,7 @@ def tag_spans(tags: Sequence[str], scheme: str = "BIO", *, strict: bool = False)
         else:
             spans[-1] = (spans[-1][0], place + 1, tag.type)
         open_type = None if tag.letter in _ENDS else tag.type
-    if strict:
-        _check_writing(tags, span_tags(spans, len(tags), scheme), scheme)
     return spans
-
-
-def span_tags(spans: Iterable[tuple[int, int, str]], length: int, scheme: str = "BIO") -> list[str]:
-    """The tags of a sequence with the given spans; ``tag_spans(span_tags(spans, T)) == sorted(spans)``.
-
-    Args:
-        spans: (start, end, type) with 0 <= start < end <= length, the end exclusive, in any order, none
-            overlapping. In IO spans of one type must not touch, for it cannot tell them apart.
-        length: T.
-        scheme: as in :func:`tag_constraints`.
-
-    Changing schemes is one reading and one writing:
-
-    >>> span_tags(tag_spans(["I-PER", "B-PER", "I-PER"], "IOB1"), 3, "BIOES")
-    ['S-PER', 'B-PER', 'E-PER']
-    """
-    rules = _scheme(scheme)
-    tags = ["O"] * length
-    before_end, before_type = 0, None
-    for start, end, kind in sorted(spans):
-        if not 0 <= start < end <= length:
-            raise DataError(f"spans must have 0 <= start < end <= {length}, got ({start}, {end}, {kind!r})")
-        if start < before_end:
-            raise DataError(f"spans must not overlap, got ({start}, {end}, {kind!r}) and one that ends at {before_end}")
-        touches = start == before_end and kind == before_type
-        if scheme == "IO" and touches:
-            raise DataError(
-                f"in IO spans of one type must not touch, got two of {kind!r} at {start}; use BIO, which can say so"
-            )
-        letters = [rules.inside] * (end - start)
-        if rules.begin and (scheme != "IOB1" or touches):
-            letters[0] = rules.begin
-        if rules.last and rules.single:
-            letters[-1] = rules.last if end - start > 1 else rules.single
-        tags[start:end] = [f"{letter}-{kind}" if kind else letter for letter in letters]
-        before_end, before_type = end, kind
-    return tags
 
 
 def _scheme(name: str) -> _Scheme:
@@ -253,12 +211,3 @@ def _may_follow(scheme: str, rules: _Scheme, before: _Tag | None, after: _Tag | 
     if goes_on:
         return is_open and same
     return not (is_open and rules.last)
-
-
-def _check_writing(tags: Sequence[str], written: Sequence[str], scheme: str) -> None:
-    for place, (got, expected) in enumerate(zip(tags, written, strict=True)):
-        if got != expected:
-            raise DataError(
-                f"position {place}: `{got}` cannot stand there in {scheme}, `{expected}` could; "
-                "mend the data or read it with strict=False"
-            )

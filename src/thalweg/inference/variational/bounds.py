@@ -30,8 +30,6 @@ from thalweg.inference.variational.expectations import (
     values_at,
 )
 
-__all__ = ["cyclic_anneal", "elbo", "free_bits", "importance_bound", "linear_anneal"]
-
 
 def elbo(
     log_joint: Function | Structure,

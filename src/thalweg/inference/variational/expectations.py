@@ -34,10 +34,9 @@ from torch.distributions import (
     RelaxedOneHotCategorical,
 )
 
-from thalweg.errors import ConfigError, ShapeError, nearest
+from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.structures.base import Structure
-
-__all__ = ["GradientEstimator", "MovingAverage", "expectation", "leave_one_out", "support"]
+from thalweg.limits import check_choice
 
 _MOST = 10**6  # samples of one latent
 
@@ -65,33 +64,6 @@ def leave_one_out(values: Tensor) -> Tensor:
     if len(values) == 1:
         return torch.zeros_like(values)
     return (values.sum(0) - values) / (len(values) - 1)
-
-
-class MovingAverage:
-    """A baseline that is the mean of earlier values, the older the less; 0 before the first. Williams (1992).
-
-    Args:
-        decay: what is kept of the average at each call, in [0, 1).
-
-    >>> baseline = MovingAverage(0.5)
-    >>> for value in (4.0, 8.0, 8.0):
-    ...     print(float(baseline(torch.full((1, 2), value))))
-    0.0
-    4.0
-    6.0
-    """
-
-    def __init__(self, decay: float = 0.9):
-        if not 0 <= decay < 1:
-            raise ConfigError(f"`decay` must be in [0, 1), got {decay}")
-        self.decay = decay
-        self.value: float | None = None
-
-    def __call__(self, values: Tensor) -> Tensor:
-        """The average so far, ``()``; then the mean of ``values`` joins it."""
-        before, mean = self.value, float(values.detach().mean())
-        self.value = mean if before is None else self.decay * before + (1 - self.decay) * mean
-        return values.new_tensor(before or 0.0)
 
 
 def expectation(
@@ -260,8 +232,7 @@ def values_at(function: Function, points: Tensor, q: Distribution) -> Tensor:
 
 def check_request(q: Distribution, estimator: str = "auto", samples: int = 1, temperature: float = 1.0) -> None:
     """Refuse what no expectation can be taken with."""
-    if estimator not in get_args(GradientEstimator):
-        raise ConfigError(f"estimator `{estimator}` is not known; {nearest(estimator, get_args(GradientEstimator))}")
+    check_choice("estimator", estimator, get_args(GradientEstimator))
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ConfigError(f"`samples` must be an integer of at least 1, got {samples!r}")
     if samples > _MOST:

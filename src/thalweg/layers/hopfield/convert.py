@@ -12,8 +12,6 @@ from thalweg.errors import ConfigError
 from thalweg.layers.hopfield.layer import Hopfield, HopfieldOptions
 from thalweg.layers.hopfield.learned import HopfieldLookup, HopfieldPooling
 
-__all__ = ["from_attention", "from_hflayers"]
-
 # How many associations stand for the endless ones of hflayers, which stop by their tolerance alone.
 _ENDLESS = 1000
 

@@ -11,8 +11,6 @@ from thalweg.errors import ShapeError
 from thalweg.kernels.tracing import traced
 from thalweg.layers.hopfield.separation_maps import Separation, Softmax
 
-__all__ = ["Association", "merge_masks"]
-
 
 class Association(NamedTuple):
     r"""States and patterns of H heads in the space where they meet, and how they meet there.

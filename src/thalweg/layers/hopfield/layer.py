@@ -15,8 +15,6 @@ from thalweg.layers.hopfield.core import Association, merge_masks
 from thalweg.layers.hopfield.separation_maps import Separation, Softmax
 from thalweg.layers.hopfield.separation_maps import separation as named_separation
 
-__all__ = ["Hopfield", "HopfieldOptions", "Normalised", "Static"]
-
 Normalised = Literal["stored", "state", "values", "space"]
 """What a layer norm is put on: an input before its projection, or (``space``) states and patterns after theirs."""
 

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.layers.hopfield.layer import Hopfield, HopfieldOptions
 
-__all__ = ["HopfieldLookup", "HopfieldPooling"]
-
 
 class HopfieldPooling(nn.Module):
     """A set of patterns summed up by what learned states find in it, ``(B, queries * output)``.

@@ -21,18 +21,6 @@ from thalweg.kernels.reference.sparse_maps import half_square, norm, softmax, ts
 from thalweg.kernels.sparse import ENTMAX, K_SUBSETS, NORMMAX, Rule, conjugate_of_rows
 from thalweg.layers.sparse import _alpha, _check_k, _in_rows, entmax, k_subsets, normmax
 
-__all__ = [
-    "SEPARATIONS",
-    "ChainMarginals",
-    "ChainSparseMAP",
-    "Entmax",
-    "KSubsets",
-    "NormMax",
-    "Separation",
-    "Softmax",
-    "separation",
-]
-
 # The names that `separation` takes; a number is the alpha of entmax.
 SEPARATIONS = ("softmax", "sparsemax", "entmax15", "normmax", "k-subsets")
 

@@ -12,8 +12,6 @@ from thalweg.energies.transformer.families.files import Names
 from thalweg.errors import ConfigError
 from thalweg.layers.transformer import Activation
 
-__all__ = ["shape", "tensors"]
-
 _ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "relu": "relu", "swish": "silu", "silu": "silu"}
 
 

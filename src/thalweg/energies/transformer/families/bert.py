@@ -12,8 +12,6 @@ from thalweg.energies.transformer.config import TransformerConfig
 from thalweg.energies.transformer.families.files import Names
 from thalweg.errors import ConfigError
 
-__all__ = ["shape", "tensors"]
-
 _ALIKE = (
     "hidden_size",
     "num_attention_heads",

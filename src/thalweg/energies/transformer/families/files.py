@@ -12,8 +12,6 @@ from torch import Tensor
 
 from thalweg.errors import CheckpointError, MissingDependencyError
 
-__all__ = ["Names", "read_json", "read_weights"]
-
 
 def read_json(path: Path) -> dict[str, Any]:
     """What a JSON file of a checkpoint holds.

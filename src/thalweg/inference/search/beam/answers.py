@@ -10,8 +10,6 @@ from torch import Tensor
 
 from thalweg.inference.search.protocol import Hypotheses, raise_not_a_number
 
-__all__ = ["Answers", "Pool", "distinct"]
-
 
 class Pool(NamedTuple):
     """The k best finished hypotheses of each item so far, best first; rank -inf where there is none.

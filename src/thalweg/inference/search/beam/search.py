@@ -27,8 +27,6 @@ from thalweg.inference.search.protocol import (
 from thalweg.inference.search.streaming import Partial
 from thalweg.kernels.room import enough_memory
 
-__all__ = ["beam_search"]
-
 _PENALTY = 16
 
 

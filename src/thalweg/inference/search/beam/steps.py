@@ -16,8 +16,6 @@ from thalweg.inference.search.constraints import Rules
 from thalweg.inference.search.protocol import Autoregressive, Hypotheses, check_log_probs
 from thalweg.inference.search.streaming import Partial
 
-__all__ = ["Chosen", "Grouped", "Lost", "Search", "Settings"]
-
 
 @dataclass(frozen=True)
 class Settings:

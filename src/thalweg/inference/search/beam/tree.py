@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["BeamTree", "Layer", "Node"]
 
 FINISHED, DROPPED = -1, -2  # fates of candidates that became no row
 

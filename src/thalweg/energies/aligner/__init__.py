@@ -1,0 +1,1 @@
+"""Many-to-many alignment of strings, learned from pairs alone."""

@@ -1,0 +1,1 @@
+"""Sequence models as ONNX graphs: an encoder, and one step of a decoder."""
