@@ -1,0 +1,126 @@
+"""The runs that a service was started with: their names, their models, and how they are loaded anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from thalweg.errors import ConfigError, ThalwegError
+from thalweg.learning.checkpoint import MODEL
+from thalweg.serve.batching import Batcher, Size
+from thalweg.tasks.registry import task_of_run
+from thalweg.tasks.serving import Servant
+
+
+def names_of(runs: Sequence[str]) -> dict[str, str]:
+    """Names under which runs are served: the last part of each path, numbered where two would be the same.
+
+    >>> names_of(["runs/demo", "english", "old/demo"])
+    {'demo': 'runs/demo', 'english': 'english', 'demo-2': 'old/demo'}
+    """
+    found: dict[str, str] = {}
+    for run in runs:
+        stem = Path(run).parent.name if Path(run).is_file() else Path(run).resolve().name if "/" in run else run
+        name, number = stem or "run", 1
+        while name in found:
+            number += 1
+            name = f"{stem}-{number}"
+        found[name] = run
+    return found
+
+
+@dataclass(eq=False)
+class Shelf:
+    """One run: what answers for it, once it has a model, and its queue."""
+
+    name: str
+    run: str
+    batcher: Batcher
+    servant: Servant | None = None
+    task: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its training is logged; none of a model that comes without."""
+        path = Path(self.run)
+        return path if path.is_dir() else None
+
+    @property
+    def shown(self) -> str:
+        """What to give ``thalweg.load``: the run as it was named, unless that tells where on the disk it is."""
+        return self.name if Path(self.run).is_absolute() else self.run
+
+    def open(self, device: str) -> None:
+        """Load the model and put it in the place of the one before, which answers what it has accepted."""
+        folder = self.folder
+        if folder is not None and not (folder / MODEL).exists():
+            return  # it trains still
+        task = task_of_run(self.run)
+        servant = task.serving(self.run, device=device)
+        facts = {"name": self.name, "run": self.shown, "task": task.name, "about": task.about, "view": servant.view}
+        facts |= {"takes": sorted(servant.takes), **servant.describe()}
+        self.servant, self.task, self.facts = servant, task.name, facts
+
+
+class Library:
+    """All runs of a service.
+
+    Args:
+        runs: run directories, model files, or names of models that come with the package.
+        device: where models are put.
+        size: of each model's queue.
+        observe: told of each batch: the model's name, questions in it, seconds that it took.
+
+    >>> Library(["absent"]).open()
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.CheckpointError: absent/model.safetensors: expected a checkpoint, got no such file; ...
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[str],
+        *,
+        device: str = "auto",
+        size: Size = Size(),  # noqa: B008 (it cannot be changed)
+        observe: Callable[[str, int, float], None] = lambda name, count, seconds: None,
+    ):
+        if not runs:
+            raise ConfigError("no runs to serve; name one: `thalweg serve RUN`")
+        self.device = device
+
+        def told(name: str) -> Callable[[int, float], None]:
+            return lambda count, seconds: observe(name, count, seconds)
+
+        self.shelves = {
+            name: Shelf(name, run, Batcher(size, told(name))) for name, run in names_of([str(r) for r in runs]).items()
+        }
+
+    def open(self) -> None:
+        """Load all models."""
+        for shelf in self.shelves.values():
+            shelf.open(self.device)
+
+    def reload(self) -> list[str]:
+        """Load all models anew; one that cannot be loaded stays as it was. Gives what there is to say, line by line."""
+        said = []
+        for shelf in self.shelves.values():
+            try:
+                shelf.open(self.device)
+                said.append(f"loaded {shelf.name}" if shelf.servant else f"{shelf.name} has no model yet")
+            except (ThalwegError, OSError) as error:
+                said.append(f"kept {shelf.name} as it was: {error}")
+        return said
+
+    @property
+    def ready(self) -> dict[str, Shelf]:
+        """Runs with a model."""
+        return {name: shelf for name, shelf in self.shelves.items() if shelf.servant is not None}
+
+    def close(self) -> None:
+        """End the queues once they are empty."""
+        for shelf in self.shelves.values():
+            shelf.batcher.close()

@@ -1,0 +1,302 @@
+"""A service in a process of its own: its client, its signals, its load; and the app under Ray Serve."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg.serve.batching import Batcher
+from thalweg.serve.client import Client, ServiceError
+from thalweg.tasks.registry import task_named
+
+
+def direct(run: Path, words: list[str], **options: Any) -> list[Any]:
+    records = task_named("transduce").predict(run, (), device="cpu", text=words, **options)
+    return [record.to_json() for record in records]
+
+
+def texts(records: list[Any]) -> list[Any]:
+    return [[answer["text"] for answer in record["answers"]] for record in records]
+
+
+def test_client_and_the_end(start: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    started = start(run)
+    with Client(started.address) as client:
+        assert client.models()[0]["name"] == "tiny"
+        assert texts(client.predict(["abc", "fed"], k=3)) == texts(direct(run, ["abc", "fed"], k=3))
+        with pytest.raises(ServiceError, match="k") as refused:
+            client.predict("abc", k=0)
+        assert (refused.value.status, refused.value.code, refused.value.field) == (422, "invalid", "k")
+        (tmp_path / "test.tsv").write_text("abc\tcba\nfed\tdef\n")
+        said = list(client.evaluate(tmp_path / "test.tsv", k=1))
+        assert [name for name, _ in said] == ["records", "progress", "scores", "done"]
+    # What was accepted is answered: a long request is under way when the signal comes.
+    found: list[Any] = []
+
+    def ask() -> None:
+        with Client(started.address) as client:
+            found.append(client.predict(["abcdef"] * 200, search="mbr", samples=64, k=1))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.15)
+    started.process.send_signal(signal.SIGTERM)
+    asking.join(60)
+    assert len(found[0]) == 200
+    assert started.process.wait(30) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def test_a_model_is_swapped_without_dropping_a_request(
+    start: Callable[..., Any], run: Path, other_run: Path, tmp_path: Path
+) -> None:
+    served = Path(shutil.copytree(run, tmp_path / "tiny"))
+    started = start(served)
+    before, after = (texts(direct(each, ["abcde"], k=5)) for each in (run, other_run))
+    assert before != after
+    seen: list[Any] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        with Client(started.address) as client:
+            while not over.is_set():
+                seen.append(texts(client.predict(["abcde"], k=5)))
+
+    asking = [threading.Thread(target=ask) for _ in range(4)]
+    for each in asking:
+        each.start()
+    while len(seen) < 20:
+        time.sleep(0.01)
+    shutil.copy(other_run / "model.safetensors", tmp_path / "new")
+    os.replace(tmp_path / "new", served / "model.safetensors")
+    started.process.send_signal(signal.SIGHUP)
+    until = time.monotonic() + 30
+    while (not seen or seen[-1] != after) and time.monotonic() < until:
+        time.sleep(0.01)
+    over.set()
+    for each in asking:
+        each.join(30)
+    assert seen[-1] == after
+    assert all(each in (before, after) for each in seen)
+    # One that cannot be loaded leaves the old one in its place.
+    (served / "model.safetensors").write_bytes(b"broken")
+    started.process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    with Client(started.address) as client:
+        assert texts(client.predict(["abcde"], k=5)) == after
+
+
+class Slow:
+    """Stands in for a model that takes its time, until it is let go."""
+
+    def __init__(self, service: Any):
+        (shelf,) = service.library.ready.values()
+        self.servant, self.answered = shelf.servant, []
+        self.go, self.entered = threading.Event(), threading.Event()
+        self.answer = self.servant.answer
+        self.servant.answer = self.slowly
+
+    def slowly(self, questions: Any, plan: Any) -> Any:
+        self.entered.set()
+        assert self.go.wait(30)
+        self.answered += [question.text for question in questions]
+        return self.answer(questions, plan)
+
+
+async def post(app: Any, words: list[str], **more: Any) -> Any:
+    media = {"content-type": "application/json"}
+    return await app.ask("POST", "/v1/predict", json.dumps({"inputs": words}).encode(), media, **more)
+
+
+def test_over_capacity_is_429_and_nobody_hangs(make: Callable[..., Any], run: Path) -> None:
+    app = make(run, waiting=4)
+    slow = Slow(app.service)
+
+    async def main() -> Any:
+        first = asyncio.ensure_future(post(app, ["a"]))
+        while not slow.entered.is_set():
+            await asyncio.sleep(0.001)
+        waiting = [asyncio.ensure_future(post(app, [word])) for word in "bcde"]
+        await asyncio.sleep(0.01)
+        refused = await asyncio.wait_for(post(app, ["f"]), 5)
+        slow.go.set()
+        return refused, await asyncio.gather(first, *waiting)
+
+    refused, answered = asyncio.run(main())
+    assert refused.status == 429
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error"]["code"] == "busy"
+    assert [answer.status for answer in answered] == [200] * 5
+    assert sorted(slow.answered) == list("abcde")
+
+
+def test_who_goes_away_costs_nothing(make: Callable[..., Any], run: Path) -> None:
+    app = make(run)
+    slow = Slow(app.service)
+
+    async def main() -> None:
+        first = asyncio.ensure_future(post(app, ["a"]))
+        while not slow.entered.is_set():
+            await asyncio.sleep(0.001)
+        gone = asyncio.Event()
+        leaves, stays = asyncio.ensure_future(post(app, ["b"], gone=gone)), asyncio.ensure_future(post(app, ["c"]))
+        await asyncio.sleep(0.01)
+        gone.set()
+        assert (await asyncio.wait_for(leaves, 5)).status == 499
+        slow.go.set()
+        assert {(await first).status, (await stays).status} == {200}
+
+    asyncio.run(main())
+    assert sorted(slow.answered) == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--host", "0.0.0.0"], "needs a token"),
+        (["--host", "192.0.2.1", "--token", "x"], "cannot listen on"),
+        (["--token", "two words"], "--token must be"),
+    ],
+)
+def test_wrong_starts_are_one_line(run: Path, args: list[str], said: str) -> None:
+    from typer.testing import CliRunner
+
+    from thalweg.cli.main import app
+
+    done = CliRunner().invoke(app, ["serve", str(run), *args])
+    assert done.exit_code == 2
+    assert said in done.output
+    assert done.output.count("\n") == 1
+
+
+def test_an_absent_run_is_one_line() -> None:
+    from typer.testing import CliRunner
+
+    from thalweg.cli.main import app
+
+    done = CliRunner().invoke(app, ["serve", "absent", "--port", "0"])
+    assert done.exit_code == 2
+    assert "expected a checkpoint, got no such file" in done.output
+
+
+def test_the_client_needs_the_standard_library_alone() -> None:
+    code = (
+        "import sys; import thalweg.serve.client; "
+        "print(sorted({n.partition('.')[0] for n in sys.modules} & {'fastapi','uvicorn','pydantic','starlette'}))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_queues_end_with_their_threads() -> None:
+    async def main() -> None:
+        batcher = Batcher()
+        await batcher.submit(lambda asked: asked, [1])
+        await asyncio.to_thread(batcher.close)
+
+    before = threading.active_count()
+    asyncio.run(main())
+    assert threading.active_count() <= before
+
+
+@pytest.mark.slow
+def test_several_processes(start: Callable[..., Any], run: Path) -> None:
+    started = start(run, "--workers", 2)
+    expected = texts(direct(run, ["abc"], k=5))
+
+    def ask() -> None:
+        with Client(started.address) as client:
+            for _ in range(50):
+                assert texts(client.predict(["abc"], k=5)) == expected
+
+    asking = [threading.Thread(target=ask) for _ in range(8)]
+    for each in asking:
+        each.start()
+    for each in asking:
+        each.join(120)
+    with urllib.request.urlopen(f"{started.address}/metrics") as answer:
+        counted = answer.read().decode()
+    assert 'thalweg_requests_total{model="tiny"} 400.0' in counted  # of both
+    started.process.send_signal(signal.SIGHUP)
+    time.sleep(3)
+    ask()
+    started.process.send_signal(signal.SIGTERM)
+    assert started.process.wait(60) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_memory_is_flat_over_a_hundred_thousand_requests(start: Callable[..., Any], run: Path) -> None:
+    started = start(run)
+
+    def resident() -> int:
+        fields = Path(f"/proc/{started.process.pid}/statm").read_text().split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def ask(count: int) -> None:
+        with Client(started.address) as client:
+            for n in range(count):
+                client.predict("".join("abcdef"[(n >> shift) % 6] for shift in range(0, 12, 2)), k=2, search="beam")
+
+    def all_ask(count: int) -> None:
+        asking = [threading.Thread(target=ask, args=(count // 16,)) for _ in range(16)]
+        for each in asking:
+            each.start()
+        for each in asking:
+            each.join()
+
+    all_ask(10_000)
+    before = resident()
+    all_ask(100_000)
+    assert resident() - before < 16 * 2**20
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(600)
+def test_under_ray_serve(run: Path) -> None:
+    """The page on serving shows this deployment."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    code = f"""
+import os
+os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+import json, urllib.request
+import ray
+from ray import serve
+from thalweg.serve.app import create_app
+from thalweg.serve.settings import Settings
+
+settings = Settings(runs=({str(run)!r},), device="cpu", threads=1)
+
+@serve.deployment(num_replicas=2, max_ongoing_requests=64)
+@serve.ingress(lambda: create_app(settings))
+class Thalweg:
+    pass
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+serve.start(http_options={{"host": "127.0.0.1", "port": {port}}})
+serve.run(Thalweg.bind(), name="thalweg")
+body = json.dumps({{"inputs": ["abc"], "k": 5}}).encode()
+asked = urllib.request.Request("http://127.0.0.1:{port}/v1/predict", body, {{"Content-Type": "application/json"}})
+print("ANSWER", urllib.request.urlopen(asked, timeout=60).read().decode())
+serve.shutdown()
+ray.shutdown()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500, env=os.environ)
+    (line,) = [line for line in ran.stdout.splitlines() if line.startswith("ANSWER")] or [ran.stderr[-3000:]]
+    assert line.startswith("ANSWER"), line
+    assert texts(json.loads(line[7:])["records"]) == texts(direct(run, ["abc"], k=5))
