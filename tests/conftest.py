@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 
 
 # Files that take long for their number of tests: they start others, or Triton's interpreter.
-LONG = ("test_tooling", "test_cli_stopping", "test_sweep_ray", "test_gpu_interpreted")
+LONG = ("test_tooling", "test_playground", "test_cli_stopping", "test_sweep_ray", "test_gpu_interpreted")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

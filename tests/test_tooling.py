@@ -58,6 +58,7 @@ def test_ruff_format() -> None:
     run(tool("ruff"), "format", "--no-cache", "--check", ".")
 
 
+@pytest.mark.slow  # as long as a tenth of all others; `make lint`, the hook and the workflow run it
 def test_pyright() -> None:
     # The wrapper would otherwise say that a newer version exists.
     quiet = {"PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
@@ -80,8 +81,9 @@ def test_docs_build(tmp_path: Path) -> None:
 
 
 def test_the_package_says_that_it_is_typed() -> None:
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel == {"packages": ["src/thalweg"]}  # all that is in it and not ignored
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["scikit-build"]
+    # All that is in it and not ignored, but what the extension is compiled from.
+    assert build["wheel"] == {"packages": ["src/thalweg"], "exclude": ["thalweg/kernels/cpu/csrc"]}
     assert (ROOT / "src" / "thalweg" / "py.typed").is_file()
     assert "typed" not in (ROOT / ".gitignore").read_text("utf-8")
 
@@ -94,7 +96,7 @@ def test_hooks_and_workflow_run_what_make_runs() -> None:
     assert (last["entry"], last["stages"]) == (".ci/run", ["pre-push"])
     assert asked == [line.removeprefix("$(BIN)/").removesuffix(" .") for line in lint.split("\n\t")[1:]]
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
-    assert [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step] == [".ci/run"]
+    assert [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step] == [".ci/run", "make lint"]
 
 
 class Block(NamedTuple):

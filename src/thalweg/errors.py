@@ -10,20 +10,6 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "DataError",
-    "InfeasibleError",
-    "MissingDependencyError",
-    "NotFittedError",
-    "OutOfMemoryError",
-    "ShapeError",
-    "ThalwegError",
-    "WriteError",
-    "nearest",
-]
-
 
 class ThalwegError(Exception):
     """Base of all errors that a caller can cause and mend."""

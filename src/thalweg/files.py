@@ -18,16 +18,6 @@ from thalweg.errors import CheckpointError, MissingDependencyError, OutOfMemoryE
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "TensorFormat",
-    "append",
-    "making_sense",
-    "read_tensors",
-    "write_atomically",
-    "write_tensors",
-    "write_text",
-    "writing",
-]
 
 _REMEDIES = {
     errno.ENOSPC: "make room and try again",
@@ -176,6 +166,26 @@ def read_tensors(path: Path, form: TensorFormat, *, values: bool = True) -> tupl
     ...
     thalweg.errors.CheckpointError: absent: expected an x, got no such file; make one
     """
+    while True:
+        before = _version(path)
+        try:
+            return _read_once(path, form, values)
+        except CheckpointError:
+            # safetensors opens a file again for each tensor: one that a training replaced meanwhile is read anew.
+            if _version(path) == before:
+                raise
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is replaced; nothing where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _read_once(path: Path, form: TensorFormat, values: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from safetensors import safe_open
 
     if not path.is_file():

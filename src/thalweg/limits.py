@@ -11,7 +11,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
@@ -21,25 +21,6 @@ from thalweg.errors import ConfigError, OutOfMemoryError, ThalwegError, nearest
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = [
-    "ANSWERS",
-    "COMPARED",
-    "COUNT",
-    "DEPTH",
-    "LENGTH",
-    "PROCESSES",
-    "SEED",
-    "SIDE",
-    "WIDTH",
-    "check_choices",
-    "check_fits",
-    "check_memory",
-    "check_numbers",
-    "check_threads",
-    "free_memory",
-    "within_memory",
-    "without_memory",
-]
 
 WIDTH = 2**20
 """Units of a layer, channels, classes."""
@@ -104,6 +85,33 @@ def check_numbers(
             raise ConfigError(f"{section}.{name} must be {bound}, got {_shown(value)}; lower it")
 
 
+def check_shares(config: object, section: str, ends: str, *names: str) -> None:
+    """Refuse settings that do not lie between 0 and 1; ``ends`` says which of the two they may be, as ``[0, 1)`` does.
+
+    >>> from types import SimpleNamespace
+    >>> check_shares(SimpleNamespace(dropout=1.0), "model", "[0, 1)", "dropout")
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: model.dropout must be in [0, 1), got 1.0
+    """
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value <= 1 or (value == 0 and ends[0] == "(") or (value == 1 and ends[-1] == ")"):
+            raise ConfigError(f"{section}.{name} must be in {ends}, got {value}")
+
+
+def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
+    """Refuse what is none of several words.
+
+    >>> check_choice("norm", "bach", ("batch", "layer"))
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: norm `bach` is not known; did you mean `batch`?
+    """
+    if value not in (choices := tuple(choices)):  # not a mapping's own test, which some values cannot be asked
+        raise ConfigError(f"{what} `{value}` is not known; {nearest(str(value), choices)}")
+
+
 def check_choices(config: object, section: str) -> None:
     """Refuse settings, declared as one of several words, that are none of them.
 
@@ -111,9 +119,8 @@ def check_choices(config: object, section: str) -> None:
     >>> check_choices(SweepConfig(method="grid", space={"hidden": [8]}), "sweep")
     """
     for name, hint in get_type_hints(type(config)).items():
-        value, choices = getattr(config, name), get_args(hint)
-        if get_origin(hint) is Literal and value not in choices:
-            raise ConfigError(f"{section}.{name} `{value}` is not known; {nearest(str(value), choices)}")
+        if get_origin(hint) is Literal:
+            check_choice(f"{section}.{name}", getattr(config, name), get_args(hint))
 
 
 def _shown(value: Any) -> str:

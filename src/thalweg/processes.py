@@ -11,8 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Worker"]
-
 
 class Worker:
     """One process: a line of JSON goes in, lines of JSON come back.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import thalweg
 from thalweg.errors import ConfigError
 
 HELP_PAGES = [
-    *([], ["train"], ["evaluate"], ["predict"]),
+    *([], ["train"], ["evaluate"], ["predict"], ["align"]),
     *(["recipe"], ["recipe", "list"], ["recipe", "show"], ["recipe", "run"]),
     *(["data"], ["data", "list"], ["data", "show"], ["data", "check"]),
 ]
@@ -40,9 +41,17 @@ def test_help_does_not_wait_for_torch() -> None:
 
 
 def _env() -> dict[str, str]:
-    import os
-
     return {**os.environ, "PYTHONPATH": str(Path(thalweg.__file__).parents[1])}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "")]
+)
+def test_idle_threads_sleep_soon_unless_told_otherwise(given: dict[str, str], expected: str) -> None:
+    code = "import os, sys, thalweg.cli.main; print(os.environ.get('GOMP_SPINCOUNT', ''), 'torch' in sys.modules)"
+    own = {name: value for name, value in _env().items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=own | given)
+    assert ran.stdout.split(" ") == [expected, "False\n"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from thalweg.energies.convnet.model import ConvNet, ConvNetConfig
+from thalweg.energies.convnet.config import ConvNetConfig
+from thalweg.energies.convnet.model import ConvNet
 from thalweg.learning.checkpoint import Checkpoint, save_checkpoint
 
 FLAT = "task: classify\ndata: {path: digits}\nmodel: {}\n"

@@ -11,9 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from thalweg.data import pad
 from thalweg.diagnostics.costs import cost_table
-from thalweg.energies.convnet.model import ConvNet, ConvNetConfig
+from thalweg.energies.convnet.config import ConvNetConfig
+from thalweg.energies.convnet.model import ConvNet
 from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
-from thalweg.energies.transformer.model import Transformer, TransformerConfig
+from thalweg.energies.transformer.config import TransformerConfig
+from thalweg.energies.transformer.model import Transformer
 
 
 def counted(model, *inputs):

@@ -16,7 +16,8 @@ from thalweg.diagnostics.saliency import (
     integrated_gradients,
     smooth_gradient,
 )
-from thalweg.energies.convnet.model import ConvNet, ConvNetConfig
+from thalweg.energies.convnet.config import ConvNetConfig
+from thalweg.energies.convnet.model import ConvNet
 from thalweg.errors import ConfigError, ShapeError
 
 

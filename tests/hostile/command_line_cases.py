@@ -128,7 +128,6 @@ def _contents(name: str) -> dict[str, str]:
 
 def warm() -> None:
     """Pairs, images, a trained transducer and a trained classifier, made in a fork, which takes its threads away."""
-    import numba
     import pydantic
     import rapidfuzz
     import sacrebleu
@@ -138,7 +137,7 @@ def warm() -> None:
     import thalweg.cli.main
     import thalweg.recipes
 
-    loaded = (numba, pydantic, rapidfuzz, sacrebleu, safetensors, yaml, thalweg)
+    loaded = (pydantic, rapidfuzz, sacrebleu, safetensors, yaml, thalweg)
     assert all(loaded)  # once, instead of once in every case
     thalweg.tasks.build_config({})
     home = Path(os.environ[HOME])
@@ -326,6 +325,9 @@ def _of_others() -> Iterator[tuple[str, Case]]:
         yield f"recipe run {value[:9]}", Case(["recipe", "run", "hopfield-digits", f"stored={value}", "--out", "o"])
     for name in (LONG, "/proc/self/mem", "/dev/zero", f"cmudict:{LONG}"):
         yield f"data check {name[:30]}", Case(["data", "check", name])
+    for words in ([LONG], ["/dev/zero"], ["@pairs.tsv", "--audit", HUGE], ["@pairs.tsv", "--save", LONG]):
+        yield f"align {words[-1][:20]}", Case(["align", *words])
+    yield "align other", Case(["align", "@pairs.tsv", "--aligner", "x"], "a whole safetensors file", {"x": "not one"})
     yield "data root long", Case(["data", "list", "--data-root", LONG], "File name too long")
     space = "data: {train: x.tsv}\nsweep: {space: {hidden: [8]}, "
     for text in (

@@ -18,8 +18,7 @@ from torch.autograd import forward_ad
 
 from thalweg.energies import HopfieldMemory
 from thalweg.errors import ThalwegError
-from thalweg.kernels import decoding, memory, sparse
-from thalweg.kernels.reference import decoding as plain_decoding
+from thalweg.kernels import memory, sparse
 from thalweg.kernels.reference import memory as plain_memory
 from thalweg.kernels.reference import sparse_maps as plain_maps
 from thalweg.layers import Hopfield, HopfieldLookup, HopfieldPooling
@@ -334,44 +333,6 @@ def _subset_case() -> None:
     assert torch.equal(maps.k_subsets_loss(scores, torch.arange(6).expand(4, 6), 6), whole)
 
 
-def _decoding_case() -> None:
-    """The kernels of a decoding step look at every index that they follow."""
-    cache, queries = draw(3, 5, 2, 8), draw(5, 8)
-    for lineage in (torch.full((5, 2), -1), torch.full((5, 2), 5), torch.full((5, 2), 10**9)):
-        refused(lambda lineage=lineage: decoding.attend_past(queries, cache, lineage, 2), "`lineage`")
-    for lineage in (
-        torch.zeros(5, 2).int(),
-        torch.zeros(5, 4).long(),
-        torch.zeros(4, 2).long(),
-        torch.zeros(5, 0).long(),
-    ):
-        refused(lambda lineage=lineage: decoding.attend_past(queries, cache, lineage, 2), "`lineage`")
-    for heads in (0, -1, 3, None, True, 1.5, 10**9):
-        refused(lambda heads=heads: decoding.attend_past(queries, cache, torch.zeros(5, 2).long(), heads), "`heads`")
-    items = torch.zeros(5).long()
-    for lengths in ([6, 5, 5], [-1, 5, 5], [10**9, 5, 5]):
-        refused(
-            lambda lengths=lengths: decoding.attend_source(queries, cache, torch.tensor(lengths), items, 2), "`lengths`"
-        )
-    for item in (3, -1, 10**9):
-        refused(
-            lambda item=item: decoding.attend_source(queries, cache, torch.tensor([5] * 3), items + item, 2), "`items`"
-        )
-    for value in WRONG.values():
-        spoiled, lineage = cache.clone(), torch.arange(5).unsqueeze(1).expand(5, 2)
-        spoiled[1, 2, 0, 3] = value
-        shown(
-            decoding.attend_past(queries, spoiled, lineage, 2),
-            plain_decoding.attend_past(queries, spoiled, lineage, 2),
-        )
-        x, weight = draw(3, 8), draw(6, 8)
-        weight[2, 3] = value
-        exactly_shown(decoding.linear(x, weight), torch.nn.functional.linear(x, weight))
-    wide = draw(8, 5).t()
-    torch.testing.assert_close(decoding.linear(wide[:3], wide), wide[:3] @ wide.T)
-    torch.testing.assert_close(decoding.linear(queries[:1].expand(3, 8), wide), queries[:1].repeat(3, 1) @ wide.T)
-
-
 def _threads_case() -> None:
     """Many threads in one memory, some of whom are refused."""
     torch.set_num_threads(2)
@@ -411,7 +372,6 @@ CASES: dict[str, Callable[[], None]] = {
     "alpha": _alpha_case,
     "gold": _gold_case,
     "subsets": _subset_case,
-    "decoding": _decoding_case,
     "threads": _threads_case,
 }
 for _name, _value in WRONG.items():
@@ -468,6 +428,3 @@ def warm() -> None:
     maps.entmax_loss(draw(2, 3), torch.tensor([0, 1]), 1.3)
     maps.sparsemax(draw(2, 3))
     maps.entmax15_loss(draw(2, 3).double(), torch.tensor([0, 1]))
-    decoding.attend_past(draw(9, 8), draw(1, 9, 2, 8), torch.zeros(9, 1).long(), 2)
-    decoding.attend_source(draw(9, 8), draw(1, 9, 2, 8), torch.tensor([9]), torch.zeros(9).long(), 2)
-    decoding.linear(draw(2, 8), draw(3, 8))

@@ -10,8 +10,6 @@ import torch
 from hostile import memory_cases_hostile as cases
 from hostile.forks import Nursery
 
-pytest.importorskip("numba")
-
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:

@@ -10,7 +10,7 @@ import torch
 from hostile import search_cases_hostile as cases
 from hostile.forks import Nursery
 
-pytest.importorskip("numba")
+pytest.importorskip("thalweg._kernels")
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors
 import torch
 from safetensors.torch import save_file
 
@@ -23,6 +24,7 @@ from thalweg.learning.checkpoint import (
     Checkpoint,
     flatten_optimiser,
     load_checkpoint,
+    packed,
     restore_optimiser,
     save_checkpoint,
 )
@@ -65,6 +67,38 @@ def test_round_trip_is_exact(tmp_path):
         assert not tensor.requires_grad
         ours, theirs = (t.detach().contiguous().flatten().view(torch.uint8) for t in (tensor, before[name]))
         assert torch.equal(ours, theirs), name
+
+
+def test_packed_tensors_are_near_and_small(tmp_path):
+    torch.manual_seed(0)
+    own = {
+        "matrix": torch.randn(40, 300) * torch.logspace(-3, 3, 40).unsqueeze(1),
+        "cube": torch.randn(4, 5, 6),
+        "vector": torch.randn(50),
+        "zeros": torch.zeros(3, 4),
+        "count": torch.tensor(7),
+    }
+    path = tmp_path / "model.safetensors"
+    save_checkpoint(path, Checkpoint(packed(own), META))
+    assert path.stat().st_size < 0.3 * sum(4 * tensor.numel() for tensor in own.values()) + 1500
+    found = load_checkpoint(path)
+    assert set(found.tensors) == set(own)
+    for name in ("matrix", "cube"):
+        rows, original = found.tensors[name].flatten(1), own[name].flatten(1)
+        assert found.tensors[name].dtype == torch.float32
+        step = original.abs().amax(dim=1, keepdim=True) / 127
+        assert bool(((rows - original).abs() <= 0.5001 * step).all())
+    assert torch.allclose(found.tensors["vector"], own["vector"], rtol=1e-3)
+    assert torch.equal(found.tensors["zeros"], own["zeros"])
+    assert torch.equal(found.tensors["count"], own["count"])
+
+
+def test_scales_that_do_not_fit_are_one_line(tmp_path):
+    wrong = packed({"weight": torch.ones(2, 3)})
+    wrong["weight#scale"] = torch.ones(5)
+    save_checkpoint(tmp_path / "x.safetensors", Checkpoint(wrong, META))
+    with pytest.raises(CheckpointError, match=r"x\.safetensors: expected packed matrices with their scales"):
+        load_checkpoint(tmp_path / "x.safetensors")
 
 
 def test_parts_by_prefix():
@@ -167,6 +201,44 @@ def test_truncated(tmp_path, keep):
     save_checkpoint(path, Checkpoint(tensors(), META))
     path.write_bytes(path.read_bytes()[:keep])
     assert "expected a whole safetensors file" in refused(path)
+
+
+def test_a_file_replaced_while_it_is_read_is_read_anew(tmp_path, monkeypatch):
+    # safetensors opens the path again for each tensor, so a training that goes on could mix two states.
+    path = tmp_path / "last.safetensors"
+    states = [Checkpoint({"weight": torch.full((3,), float(step))}, {"step": step}) for step in range(4)]
+    save_checkpoint(path, states[0])
+    real, opened = safetensors.safe_open, []
+
+    class Replaced:
+        def __init__(self, name, framework):
+            self.file = real(name, framework=framework)
+
+        def __enter__(self):
+            self.file.__enter__()
+            return self
+
+        def __exit__(self, *error):
+            return self.file.__exit__(*error)
+
+        def metadata(self):
+            return self.file.metadata()
+
+        def keys(self):
+            opened.append(len(opened) + 1)
+            if len(opened) < len(states):
+                save_checkpoint(path, states[len(opened)])
+            return self.file.keys()
+
+        def get_tensor(self, name):
+            with real(str(path), framework="pt") as file:
+                return file.get_tensor(name)
+
+    monkeypatch.setattr(safetensors, "safe_open", Replaced)
+    found = load_checkpoint(path)
+    assert found.meta["step"] == 3
+    assert found.tensors["weight"].tolist() == [3.0, 3.0, 3.0]
+    assert len(opened) == 4
 
 
 def test_absent_and_folder(tmp_path):

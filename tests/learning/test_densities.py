@@ -22,7 +22,6 @@ from thalweg.learning.losses.densities import (
     denoising_score_matching,
     persistent_contrastive_divergence,
     score_matching,
-    sliced_score_matching,
 )
 
 MEAN = np.array([0.5, -1.0, 0.0])
@@ -76,7 +75,7 @@ def test_score_matching_of_a_curved_energy():
     assert np.allclose(score_matching(Bump(), data).detach().numpy(), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("loss", [score_matching, sliced_score_matching, denoising_score_matching])
+@pytest.mark.parametrize("loss", [score_matching, denoising_score_matching])
 def test_gradients_in_the_parameters(loss):
     """gradcheck through the second derivatives; randomness is the same in every call."""
     data = rows(3, 2)
@@ -112,21 +111,6 @@ def test_score_matching_recovers_the_precision():
     descend.step(closure)
     assert torch.allclose(energy.precision, covariance.inverse(), atol=1e-5)
     assert torch.allclose(energy.mean, data.mean(0), atol=1e-5)
-
-
-def test_sliced_is_the_formula_and_unbiased():
-    data = rows(4)
-    found = sliced_score_matching(gaussian(), data, slices=3, generator=seeded(2))
-    generator = seeded(2)
-    signs = np.stack([(torch.randint(0, 2, (4, 3), generator=generator) * 2 - 1).numpy() for _ in range(3)])
-    expected = [oracle.gaussian_sliced(x, MEAN, PRECISION, signs[:, b]) for b, x in enumerate(data.numpy())]
-    assert np.allclose(found.detach().numpy(), expected)
-    one = data[:1].repeat(4000, 1)
-    drawn = sliced_score_matching(gaussian(), one, generator=seeded(3)).detach()
-    exact = score_matching(gaussian(), data[:1]).item()
-    assert abs(float(drawn.mean()) - exact) < 5 * float(drawn.std()) / math.sqrt(4000)
-    diagonal = GaussianEnergy(torch.zeros(3, dtype=torch.float64), torch.diag(torch.tensor([1.0, 2.0, 5.0])))
-    assert torch.allclose(sliced_score_matching(diagonal, data), score_matching(diagonal, data))
 
 
 @pytest.mark.parametrize("levels", [0.4, torch.tensor([0.1, 0.4, 1.0, 2.0])])
@@ -274,7 +258,6 @@ def test_edges():
         energy = lambda x: x.square().flatten(1).sum(1)  # noqa: E731
         for loss in (
             score_matching(energy, data),
-            sliced_score_matching(energy, data),
             denoising_score_matching(energy, data, noise=0.1),
             contrastive_divergence(energy, data, step_size=0.1),
         ):
@@ -290,8 +273,7 @@ def test_edges():
 def test_without_gradients_there_is_no_graph():
     data = torch.randn(3, 2)
     with torch.no_grad():
-        for loss in (score_matching, sliced_score_matching):
-            assert not loss(MLPEnergy(2, (4,)), data).requires_grad
+        assert not score_matching(MLPEnergy(2, (4,)), data).requires_grad
         assert not denoising_score_matching(MLPEnergy(2, (4,)), data, noise=0.1).requires_grad
     assert data.grad is None
 
@@ -310,7 +292,6 @@ def test_batch_is_a_loop():
     [
         (lambda: score_matching(lambda x: x.sum(1), torch.zeros(3)), ShapeError, r"give numbers as \(B, 1\)"),
         (lambda: score_matching(lambda x: x, torch.zeros(3, 1)), ShapeError, r"got \(3, 1\)"),
-        (lambda: sliced_score_matching(lambda x: x.sum(1), torch.zeros(3, 1), slices=0), ConfigError, "`slices`"),
         (lambda: denoising_score_matching(lambda x: x.sum(1), torch.zeros(3, 1), noise=0.0), ConfigError, "`noise`"),
         (
             lambda: denoising_score_matching(lambda x: x.sum(1), torch.zeros(3, 1), noise=torch.ones(2)),

@@ -13,7 +13,8 @@ from torch import nn
 from oracles import losses as oracle
 from thalweg.data import EOS, PAD, Batch, pad
 from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
-from thalweg.energies.transformer.model import Transformer, TransformerConfig
+from thalweg.energies.transformer.config import TransformerConfig
+from thalweg.energies.transformer.model import Transformer
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference import Hypotheses, beam_search
 from thalweg.learning import Moment, TrainingConfig

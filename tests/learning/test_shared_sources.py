@@ -8,7 +8,8 @@ from torch import nn
 
 from thalweg.data import EOS, Batch, pad
 from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
-from thalweg.energies.transformer.model import Transformer, TransformerConfig
+from thalweg.energies.transformer.config import TransformerConfig
+from thalweg.energies.transformer.model import Transformer
 from thalweg.layers.padded import Padded
 from thalweg.learning import Moment, TrainingConfig
 from thalweg.learning.losses.sequences import LIST_LOSSES, AnswerList, SequenceLoss, list_logits

@@ -236,3 +236,30 @@ def test_an_absent_device():
         pytest.skip("there is one")
     with pytest.raises(ConfigError, match="device `cuda` was asked for but torch finds none here"):
         make(Path("unused"), device="cuda")
+
+
+@pytest.mark.parametrize(("epochs", "count", "every"), [(40, 3, 2), (40, 60, 1), (200, 25, 4), (5, 1, 1)])
+def test_short_epochs_are_measured_by_steps(tmp_path, epochs, count, every):
+    assert TrainingConfig(epochs=epochs).planned(count).evaluate_every == every
+    assert TrainingConfig(epochs=epochs, evaluate_every=3).planned(count).evaluate_every == 3, "what is said is meant"
+    if epochs * count > 300:
+        return
+    events: list[dict] = []
+    trainer = make(tmp_path, epochs=epochs, evaluate_every=0, listener=events.append)
+    assert trainer.fit(Data(count)).best_epoch % every == 0
+    measured = [event["epoch"] for event in events if event["event"] == "epoch" and event["dev"]]
+    assert measured == list(range(every, epochs + 1, every))
+    assert [event["epoch"] for event in events if event["event"] == "epoch"] == list(range(1, epochs + 1))
+
+
+def test_the_plateau_counts_the_epochs_between_two_measurements(tmp_path):
+    rates: list[float] = []
+    settings = {"schedule": "plateau", "plateau_patience": 2, "epochs": 6, "metric": "wer", "evaluate_every": 2}
+    listener = lambda event: rates.append(event["learning_rate"]) if event["event"] == "epoch" else None  # noqa: E731
+    make(tmp_path, evaluate=Script("wer", [0.1, 0.2, 0.2]), listener=listener, **settings).fit(Data())
+    assert rates == pytest.approx([0.05] * 6)
+    rates.clear()
+    make(
+        tmp_path / "b", evaluate=Script("wer", [0.1, 0.2, 0.2, 0.2]), listener=listener, **settings | {"epochs": 8}
+    ).fit(Data())
+    assert rates == pytest.approx([0.05] * 6 + [0.025] * 2)

@@ -78,6 +78,7 @@ class Script:
 def make(folder, *, evaluate=dev_loss, loss=squares, listener=None, model=None, **settings):
     defaults = {"epochs": 3, "learning_rate": 0.05, "weight_decay": 0.01, "schedule": "constant", "warmup": 0}
     defaults |= {"average": 0.0, "metric": "loss", "device": "cpu", "checkpoint_every": 1}
+    defaults |= {"evaluate_every": 1, "checkpoint_seconds": 0.0}
     config = TrainingConfig(**(defaults | settings))
     torch.manual_seed(config.seed)
     return Trainer(

@@ -14,8 +14,7 @@ from thalweg.diagnostics import kkt_report
 from thalweg.errors import ConfigError
 from thalweg.recipes import load_recipe, run_recipe
 from thalweg.recipes.experiments import EXPERIMENTS, build_settings
-from thalweg.recipes.experiments.large_margin import half_circles, worked_examples
-from thalweg.recipes.experiments.large_margin_plots import Panel, draw_boundary
+from thalweg.recipes.experiments.large_margin import Panel, draw_boundary, half_circles, worked_examples
 from thalweg.recipes.experiments.plots import canvas, to_png
 
 SMALL = ["points=30", "prices=[1, 10]", "held_out=100", "grid=21"]

@@ -17,13 +17,12 @@ from thalweg.errors import ConfigError, DataError
 from thalweg.files import write_atomically
 from thalweg.learning.checkpoint import MODEL, load_checkpoint
 from thalweg.learning.settings import TrainerConfig
-from thalweg.learning.trainer import Trainer
 from thalweg.metrics import Score
 from thalweg.tasks.base import Evaluation, Shown, Task
-from thalweg.tasks.config import as_settings, config_from
+from thalweg.tasks.config import config_from
 from thalweg.tasks.diagnosis.measures import Diagnosis, measure_plain
 from thalweg.tasks.diagnosis.subject import Subject, Words, planned_steps
-from thalweg.tasks.runs import RunLog, TrainResult, goes_on
+from thalweg.tasks.runs import RunLog, TrainResult, meta_of
 
 PRESETS = {"straight": {"model": {"hidden": 0}}, "bent": {"model": {"hidden": 8}, "training": {"warmup": 5}}}
 
@@ -150,24 +149,20 @@ class Fitting(Task):
     named_by_word = True
 
     def train(self, config, out, *, resume=False, listener=None, root=None, watch=None) -> TrainResult:
-        out, resume = Path(out), goes_on(Path(out), resume)
+        log = RunLog(out, listener, resume=resume, unit="points")
         points = read_points(config.data.path)
         torch.manual_seed(config.training.seed)
-        meta = {"task": self.name, "config": as_settings(config), "data": config.data.path}
-        log = RunLog(out / "log.jsonl", listener, unit="points")
-        trainer = Trainer(
+        return log.train(
             net(config.model),
-            config.training,
+            Points(points, config.training.batch_size),
+            config,
+            meta=meta_of(config, data=config.data.path),
+            facts={"train": {"points": len(points)}},
             loss=lambda model, batch, moment: (mean_square(model, batch) * len(batch), len(batch)),
             evaluate=lambda model: {"loss": float(mean_square(model, points))},
-            directory=out,
-            meta=meta,
-            listener=log,
             watch=watch,
+            told={"lines": [f"train   {len(points)} points"]},
         )
-        batches, facts = Points(points, config.training.batch_size), {"train": {"points": len(points)}}
-        lines = [f"train   {len(points)} points"]
-        return log.train(trainer, batches, config, facts, len(points), resume=resume, lines=lines)
 
     def load(self, run, *, device="auto", **options) -> Line:
         path = Path(run)

@@ -8,9 +8,10 @@ from typing import get_type_hints
 import pytest
 
 from thalweg.cli.train import TASKS
-from thalweg.energies import Seq2Seq, Seq2SeqConfig
+from thalweg.energies import Monotonic, Seq2Seq, Seq2SeqConfig
 from thalweg.energies.pretrained.model import Pretrained
-from thalweg.energies.transformer.model import Transformer, TransformerConfig
+from thalweg.energies.transformer.config import TransformerConfig
+from thalweg.energies.transformer.model import Transformer
 from thalweg.errors import ConfigError
 from thalweg.tasks.config import as_settings, family_of, to_yaml
 from thalweg.tasks.registry import apply_overrides, build_config, list_tasks, task_named
@@ -50,7 +51,6 @@ def test_configs_from_before_there_were_families():
     old = {"model": {"cell": "gru", "hidden": 8, "attention": "dot"}, "training": {"epochs": 2}}
     assert build_config(old).model == Seq2SeqConfig(cell="gru", hidden=8, attention="dot")
     assert build_config({"model": {}}).model == Seq2SeqConfig()
-    assert build_config({}).model == Seq2SeqConfig()
 
 
 @pytest.mark.parametrize("model", [Seq2SeqConfig(hidden=9), TransformerConfig(width=12, positions="learned")])
@@ -106,7 +106,7 @@ def test_overrides_go_by_the_family():
     assert PRESETS["transformer"]["model"] == {"family": "transformer"}, "presets are left alone"
 
 
-def test_both_families_are_built():
+def test_every_preset_is_built():
     from thalweg.data import Alphabet, Symbols
 
     side = Codec(Symbols(), Alphabet.build(["abc"]))
@@ -114,11 +114,10 @@ def test_both_families_are_built():
         if preset in ("pretrained", "lora"):
             continue  # of a checkpoint
         model = build_model(build_config(PRESETS[preset]), side, side)
-        assert isinstance(model, Seq2Seq if preset in LSTM else Pretrained if preset == "t5" else Transformer)
+        kinds = {"auto": Seq2Seq, "recurrent": Seq2Seq, "monotonic": Monotonic, "transformer": Transformer}
+        kinds |= {"pretrained": Pretrained}
+        assert isinstance(model, kinds[PRESETS[preset]["model"]["family"]])
         assert (model.vocab_size, model.eos) == (7, 3)
-
-
-LSTM = ("lstm-attention", "gru-attention", "lstm", "gru")
 
 
 def test_the_small_data_settings():

@@ -243,7 +243,7 @@ def test_tags_and_missing_checkpoints_are_one_line(home, tmp_path):
 def test_settings_are_complete_in_yaml_and_back(home):
     config = build_config({"model": "t5", "data": {"train": "x.tsv"}})
     assert build_config(as_settings(config)) == config
-    assert config.data.source_symbols == "subwords"
+    assert config.training.optimiser == "adafactor"
     published = build_config({"model": {"family": "pretrained", "checkpoint": "x"}}).training
     chosen = (published.learning_rate, published.batch_size, published.epochs, published.patience, published.metric)
     assert chosen == (2e-5, 4, 10, 3, "cer")

@@ -12,6 +12,7 @@ SMALL = {"hidden": 32, "embedding": 16, "dropout": 0.0}
 QUICK = {"batch_size": 16, "learning_rate": 0.02, "weight_decay": 0.0, "warmup": 0, "device": "cpu"}
 QUICK |= {"average": 0.0, "label_smoothing": 0.0, "metric": "accuracy"}
 
+QUICK |= {"evaluate_every": 1, "checkpoint_seconds": 0.0}
 TINY = {"family": "transformer", "width": 16, "heads": 2, "feedforward": 32, "encoder_layers": 1, "decoder_layers": 1}
 TINY |= {"dropout": 0.0}
 

@@ -10,8 +10,6 @@ import typer
 from thalweg.cli.options import DataRoot
 from thalweg.cli.output import note, say, show_table, use_utf8
 
-__all__ = ["app"]
-
 app = typer.Typer(
     no_args_is_help=True,
     help="""Look at data sets and check files.

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from thalweg.tasks.diagnosis.findings import Finding
     from thalweg.tasks.diagnosis.measures import Diagnosis
 
-__all__ = ["diagnose"]
 
 # More steps than these are a training, which tells more.
 STEPS = 10_000

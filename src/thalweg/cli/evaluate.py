@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from thalweg.tasks.base import Evaluation
     from thalweg.tasks.comparison import Comparison
 
-__all__ = ["evaluate"]
-
 
 @takes_search
 def evaluate(

@@ -13,17 +13,18 @@ from typer.core import TyperGroup
 
 import thalweg
 from thalweg.cli import data, recipe
+from thalweg.cli.align import align
 from thalweg.cli.diagnose import diagnose
 from thalweg.cli.evaluate import evaluate
+from thalweg.cli.export import export
 from thalweg.cli.output import flowing, note
 from thalweg.cli.predict import predict
+from thalweg.cli.serve import serve
 from thalweg.cli.show import show
 from thalweg.cli.sweep import sweep
 from thalweg.cli.train import train
 from thalweg.errors import ConfigError, ThalwegError, WriteError
 from thalweg.limits import within_memory
-
-__all__ = ["app", "run"]
 
 # Characters of a message: one that quotes what it was given is cut in the middle.
 LONGEST = 800
@@ -156,6 +157,7 @@ def _root(
 
     \b
     Example:
+      thalweg predict english --text Hannah
       thalweg train --data train.tsv --dev dev.tsv --out runs/names
       thalweg evaluate runs/names test.tsv
       thalweg predict runs/names --text Hannah --k 5
@@ -163,7 +165,7 @@ def _root(
     """
 
 
-for _command in (train, evaluate, predict, show, sweep, diagnose):
+for _command in (train, evaluate, predict, serve, export, show, sweep, diagnose, align):
     app.command(help=flowing(_command))(_command)
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(data.app, name="data")

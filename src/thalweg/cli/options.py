@@ -13,20 +13,6 @@ import typer
 
 from thalweg import limits
 
-__all__ = [
-    "Chosen",
-    "DataRoot",
-    "Overrides",
-    "Precision",
-    "References",
-    "Run",
-    "Search",
-    "Subject",
-    "Unknown",
-    "takes_search",
-]
-
-
 # How answers are searched.
 Search = Literal["beam", "greedy", "diverse", "exact", "nucleus", "typical", "min-p", "sample", "stochastic", "mbr"]
 
@@ -41,7 +27,8 @@ Precision = Literal["float32", "bf16", "int8"]
 
 # The run directory of commands that use a model.
 Run = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Run directory that `thalweg train` wrote.", show_default=False)
+    Path,
+    typer.Argument(metavar="RUN", help="Run directory that `thalweg train` wrote, or `english`.", show_default=False),
 ]
 
 # What commands that look at a model take.

@@ -11,8 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["console", "duration", "flowing", "note", "say", "show_table", "use_utf8"]
-
 # Without a terminal there is no width to keep to; rich would fold tables at 80 columns.
 WIDE = 240
 

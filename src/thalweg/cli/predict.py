@@ -15,8 +15,6 @@ from thalweg.cli.progress import Display
 from thalweg.errors import ConfigError
 from thalweg.limits import ANSWERS, COUNT
 
-__all__ = ["predict"]
-
 
 @takes_search
 def predict(

@@ -11,8 +11,6 @@ from rich.text import Text
 
 from thalweg.cli.output import console, duration
 
-__all__ = ["Display", "metrics_line"]
-
 # A step can take a millisecond; a bar that is moved more often than this only costs time.
 SHORTEST = 0.1
 

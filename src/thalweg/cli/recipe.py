@@ -12,8 +12,6 @@ from thalweg.cli.options import DataRoot, Overrides
 from thalweg.cli.output import note, say, show_table
 from thalweg.cli.progress import Display
 
-__all__ = ["app"]
-
 app = typer.Typer(
     no_args_is_help=True,
     help="""Run published experiments again and set our figures beside theirs.
@@ -118,4 +116,4 @@ def run_command(
     if result.report is not None:
         say(f"report  {result.report}")
         run = shlex.quote(str(result.report.parent))
-        note(f"next:\n  {task_of_run(result.report.parent).next_steps(run)[-1]}")
+        note("\n  ".join(["next:", *task_of_run(result.report.parent).next_steps(run)[-2:]]))

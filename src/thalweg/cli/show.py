@@ -16,7 +16,6 @@ from thalweg.limits import LENGTH, WIDTH
 if TYPE_CHECKING:
     from thalweg.diagnostics.costs import CostTable
 
-__all__ = ["show"]
 
 RIGHT = ("parameters", "share", "multiply-adds", "share ", "activations")
 

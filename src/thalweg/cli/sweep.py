@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from thalweg.sweeps.store import Trial
     from thalweg.tasks.sweeping import SweepPlan, SweepResult
 
-__all__ = ["SweepDisplay", "sweep"]
 
 STYLES = {"best": "bold green", "complete": "", "running": "cyan", "pruned": "yellow", "failed": "red"}
 # Rows of the last table.

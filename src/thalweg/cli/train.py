@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from thalweg.tasks import TrainResult
     from thalweg.tasks.registry import Task
 
-__all__ = ["default_out", "split_words", "train"]
 
 # Tasks with the models that each offers, the default first; read as data, so that a help page need not wait for them.
 TASKS = json.loads((resources.files("thalweg") / "tasks" / "registry.json").read_text(encoding="utf-8"))
@@ -70,6 +69,9 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     device: Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu, cuda or mps.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Of everything random.")] = None,
+    ensemble: Annotated[
+        int | None, typer.Option(metavar="N", help="Train N models, of seeds one after the other; they answer as one.")
+    ] = None,
     watch: Annotated[
         str | None, typer.Option(metavar="gradients", help="Log a profile of gradients every --watch-every steps.")
     ] = None,
@@ -94,6 +96,7 @@ def train(
       thalweg train --data inflection.tsv --model transformer
       thalweg train --data train.tsv --model pretrained checkpoint=byt5-small learning_rate=0.001
       thalweg train config.yaml learning_rate=0.001 --seed 2
+      thalweg train --data train.tsv --dev dev.tsv --ensemble 5
       thalweg train --data train.tsv --watch gradients encoder_layers=8
       thalweg train --resume --out runs/names
       thalweg train --task classify digits
@@ -104,6 +107,7 @@ def train(
     words, data = _places(words or [], data, asked)
     path, overrides = split_words(words)
     options = {**asked.data_settings(data, dev), "training.device": device, "training.seed": seed}
+    options["training.ensemble"] = ensemble
     raw, where = _settings(asked, path, raw, data, model, out, resume)
     raw = _lay_over(asked, raw, {key: value for key, value in options.items() if value is not None}, overrides)
     config = asked.configure(raw, where)

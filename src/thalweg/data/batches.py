@@ -13,8 +13,6 @@ from thalweg.data.text.alphabet import Alphabet
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.layers.padded import Padded
 
-__all__ = ["Batch", "Batches", "Example", "pad"]
-
 
 @dataclass(frozen=True, slots=True)
 class Example:

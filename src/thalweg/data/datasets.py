@@ -12,8 +12,6 @@ from pathlib import Path
 from thalweg.data.text.readers import Pair, PairFile, read_pairs, read_sources
 from thalweg.errors import ConfigError, DataError, MissingDependencyError, nearest
 
-__all__ = ["IMAGE_FILES", "DatasetInfo", "find_data", "list_datasets", "load_dataset", "unit_hash"]
-
 G2P_LANGUAGES = {
     "high": ("eng_us",),
     "medium": ("arm_e", "bul", "dut", "fre", "geo", "hbs_latn", "hun", "jpn_hira", "kor", "vie_hanoi"),

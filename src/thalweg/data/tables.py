@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from thalweg.errors import DataError, nearest
 
-__all__ = ["Table", "read_table"]
-
 _DELIMITERS = ",\t;"
 _LONGEST = 2**24  # characters of a line
 _MISSING = frozenset({"", "na", "nan", "null", "?"})

@@ -10,10 +10,8 @@ from thalweg.diagnostics.costs import CostTable, LayerCost, cost_table
 from thalweg.diagnostics.curvature import (
     ConvexConcave,
     Convexity,
-    Spectrum,
     convex_concave_report,
     convexity,
-    hessian_spectrum,
 )
 from thalweg.diagnostics.decay import (
     DecayMeter,
@@ -90,7 +88,6 @@ __all__ = [
     "SingularValues",
     "Site",
     "SpanReport",
-    "Spectrum",
     "Statistics",
     "VanishingBound",
     "centring_jacobian",
@@ -105,7 +102,6 @@ __all__ = [
     "gradient_flow",
     "graph_jacobians",
     "heat",
-    "hessian_spectrum",
     "input_gradient",
     "integrated_gradients",
     "jacobian",

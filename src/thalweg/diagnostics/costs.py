@@ -17,8 +17,6 @@ from torch.utils.flop_counter import flop_registry
 from thalweg.layers.convolution import DropPath
 from thalweg.layers.dropout import Dropout
 
-__all__ = ["CostTable", "LayerCost", "cost_table"]
-
 # What does nothing when a trained model is used.
 _NOTHING = (nn.Identity, nn.Sequential, nn.modules.dropout._DropoutNd, Dropout, DropPath)
 _NORMS = (

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from thalweg.errors import ConfigError
 
-__all__ = ["DecayMeter", "DecayReport", "Shrinkage", "measure_decay", "penalty_gap", "shrinkage_by_rule"]
-
 Loss = Callable[[nn.Module], Tensor]
 
 

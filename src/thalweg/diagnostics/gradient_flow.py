@@ -10,25 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thalweg.diagnostics.image_layers import Naming, layer_of, map_layers, naming_of, place_of
+from thalweg.diagnostics.image_layers import Naming, map_layers, naming_of, place_of
 from thalweg.diagnostics.unrolling import LayerTrace, layer_name, unrolled
 from thalweg.energies.convnet.model import ConvNet
 from thalweg.errors import ConfigError, nearest
 from thalweg.layers.recurrent import Recurrent
 from thalweg.layers.transformer import TransformerLayer
-
-__all__ = [
-    "GradientFlow",
-    "LayerGradient",
-    "Site",
-    "gradient_flow",
-    "keep_output",
-    "layer_of",
-    "named_sites",
-    "norms_by_time",
-    "place_of",
-    "run_watched",
-]
 
 Loss = Callable[[nn.Module], Tensor]
 

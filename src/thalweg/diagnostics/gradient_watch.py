@@ -15,8 +15,6 @@ from thalweg.layers.recurrent import Recurrent
 from thalweg.layers.recurrent_blocks import RecurrentBlock
 from thalweg.layers.transformer import TransformerLayer
 
-__all__ = ["GradientWatch"]
-
 
 class GradientWatch:
     """Profiles of gradients while a model trains, every so many steps; the training is not changed by it.

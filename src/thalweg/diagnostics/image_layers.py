@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from thalweg.diagnostics.unrolling import layer_name
 from thalweg.energies.convnet.model import ConvNet
 
-__all__ = ["MapLayer", "Naming", "layer_of", "map_layers", "naming_of", "place_of"]
-
 Naming = Callable[[str], str]
 """From the name of a parameter, or of a module and one word more, to that of its layer."""
 
@@ -93,7 +91,7 @@ def map_layers(model: ConvNet) -> tuple[MapLayer, ...]:
     ``convolutions``; the hidden layers and the output are the ``classifier``. Pooling, dropout and the head belong to
     the layer that reads what they give.
 
-    >>> from thalweg.energies.convnet.model import ConvNetConfig
+    >>> from thalweg.energies.convnet.config import ConvNetConfig
     >>> net = ConvNet(ConvNetConfig(channels=(4,), units=2, hidden=(8,)), classes=3, channels=1, size=(8, 8))
     >>> [(layer.name, layer.site) for layer in map_layers(net)][1:]
     [('convolutions 2', 'blocks.0.activation2'), ('classifier 1', 'classifier.activation'), ...]
@@ -137,7 +135,7 @@ def _cut(
 def naming_of(model: nn.Module) -> Naming:
     """How the layers of a model are called: :func:`layer_of`, or as in :func:`map_layers`.
 
-    >>> from thalweg.energies.convnet.model import ConvNetConfig
+    >>> from thalweg.energies.convnet.config import ConvNetConfig
     >>> net = ConvNet(ConvNetConfig(channels=(4, 8), hidden=(8,)), classes=3, channels=1, size=(8, 8))
     >>> [naming_of(net)(name) for name in ("blocks.1.convolution.bias", "classifier.output.weight")]
     ['convolutions 2', 'classifier 2']

@@ -10,24 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thalweg.diagnostics.recurrences import LinearRecurrence, VanishingBound, linear_recurrence, vanishing_bound
+from thalweg.diagnostics.recurrences import VanishingBound
 from thalweg.errors import ConfigError, ShapeError, nearest
-
-__all__ = [
-    "LinearRecurrence",
-    "SingularValues",
-    "SpanReport",
-    "VanishingBound",
-    "check_request",
-    "graph_jacobians",
-    "jacobian",
-    "jacobian_spectrum",
-    "lanczos_steps",
-    "linear_recurrence",
-    "orthogonal",
-    "span_spectra",
-    "vanishing_bound",
-]
 
 Function = Callable[[Tensor], Tensor]
 METHODS = ("auto", "dense", "lanczos")
@@ -139,7 +123,10 @@ def jacobian_spectrum(
     small = products.outputs <= _DENSE and B * D * products.outputs <= _ENTRIES
     if method == "dense" or (method == "auto" and small):
         return _dense(function, point, count)
-    return _bidiagonal(products, count, lanczos_steps(size, count, max_steps, 100), tol)
+    steps = min(size, 100 if max_steps is None else max_steps)
+    if steps < count:
+        raise ConfigError(f"`max_steps` must be at least k = {count}, got {max_steps}")
+    return _bidiagonal(products, count, steps, tol)
 
 
 def check_request(point: Tensor, method: str = "auto") -> None:
@@ -151,14 +138,6 @@ def check_request(point: Tensor, method: str = "auto") -> None:
             "`point` must be (D,) or (B, D) with D at least 1 and a floating type, "
             f"got {tuple(point.shape)} {point.dtype}"
         )
-
-
-def lanczos_steps(size: int, k: int, asked: int | None, usual: int) -> int:
-    """Steps of Lanczos in a space of that size, at least as many as the values that are wanted."""
-    steps = min(size, usual if asked is None else asked)
-    if steps < k:
-        raise ConfigError(f"`max_steps` must be at least k = {k}, got {asked}")
-    return steps
 
 
 class _Products:
@@ -289,6 +268,7 @@ class SpanReport:
         largest, smallest: ``(S, B)`` singular values, float64; the largest is the norm.
         bound: ``(S,)`` delta to the power of the span, where a :class:`VanishingBound` was given; else None.
 
+    >>> from thalweg.diagnostics import vanishing_bound
     >>> half = vanishing_bound(0.5 * torch.eye(3))
     >>> report = span_spectra(lambda x, h: 0.5 * h, torch.ones(1, 3), [None] * 4, bound=half)
     >>> print(report)

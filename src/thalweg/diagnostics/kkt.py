@@ -15,8 +15,6 @@ from thalweg.energies.kernel_machine.regression import KernelSVR
 from thalweg.energies.rows import read_weights
 from thalweg.errors import ConfigError, NotFittedError, ShapeError
 
-__all__ = ["kkt_report"]
-
 
 def kkt_report(
     machine: Any, X: Any = None, y: Any = None, *, sample_weight: Any = None, tolerance: float | None = None

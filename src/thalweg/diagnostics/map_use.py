@@ -16,8 +16,6 @@ from thalweg.diagnostics.jacobians import jacobian_spectrum
 from thalweg.diagnostics.normalisation import normalisation_statistics
 from thalweg.energies.convnet.model import ConvNet
 
-__all__ = ["ChannelUse", "LayerStretch", "NormUse", "channel_use", "layer_stretches", "norm_use", "run_layers"]
-
 # A channel whose standard deviation is below this share of its layer's root mean square is the same on all images.
 CONSTANT = 1e-3
 # Maps of more numbers than this are not taken apart: Lanczos keeps some dozens of them.
@@ -106,7 +104,7 @@ class NormUse:
 def run_layers(model: ConvNet, images: Tensor) -> list[Tensor]:
     """What each of :func:`~thalweg.diagnostics.image_layers.map_layers` gives; the last are the logits, -E.
 
-    >>> from thalweg.energies.convnet.model import ConvNetConfig
+    >>> from thalweg.energies.convnet.config import ConvNetConfig
     >>> net = ConvNet(ConvNetConfig(channels=(4,), hidden=()), classes=3, channels=1, size=(8, 8)).eval()
     >>> images = torch.randn(2, 1, 8, 8)
     >>> outputs = run_layers(net, images)
@@ -129,7 +127,7 @@ def channel_use(model: ConvNet, images: Tensor) -> tuple[ChannelUse, ...]:
 
     One pass forward.
 
-    >>> from thalweg.energies.convnet.model import ConvNetConfig
+    >>> from thalweg.energies.convnet.config import ConvNetConfig
     >>> net = ConvNet(ConvNetConfig(channels=(4,), hidden=(), dropout=0), classes=2, channels=1, size=(8, 8))
     >>> with torch.no_grad():
     ...     _ = net.blocks[0].convolution.bias[:1].fill_(-100)
@@ -160,7 +158,7 @@ def layer_stretches(model: ConvNet, images: Tensor) -> tuple[LayerStretch, ...]:
     Layers that read or give more than 262,144 numbers an image, and values that are not finite, are left out. Some 50
     passes through each layer.
 
-    >>> from thalweg.energies.convnet.model import ConvNetConfig
+    >>> from thalweg.energies.convnet.config import ConvNetConfig
     >>> net = ConvNet(ConvNetConfig(channels=(4,), hidden=()), classes=3, channels=1, size=(8, 8)).eval()
     >>> [(row.name, row.inputs, row.outputs) for row in layer_stretches(net, torch.randn(2, 1, 8, 8))]
     [('convolutions 1', 64, 64), ('classifier 1', 64, 3)]

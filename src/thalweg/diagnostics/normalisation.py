@@ -10,21 +10,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from thalweg.errors import ConfigError, ShapeError, nearest
-
-__all__ = [
-    "NormalisationReport",
-    "Scheme",
-    "SchemeSummary",
-    "Statistics",
-    "centring_jacobian",
-    "compare_normalisations",
-    "layer_norm_jacobian",
-    "normalisation_statistics",
-    "weight_norm_gradient",
-    "weight_normalised_direction",
-    "whiten",
-]
+from thalweg.errors import ShapeError
+from thalweg.limits import check_choice
 
 Scheme = Literal["batch", "layer", "instance", "position"]
 """Which entries of ``(B, C, F)`` share a mean and a variance; ``position`` is layer norm of a sequence."""
@@ -59,8 +46,7 @@ def normalisation_statistics(x: Tensor, scheme: Scheme, *, mask: Tensor | None =
     >>> normalisation_statistics(x, "layer").mean
     tensor([2., 3.])
     """
-    if scheme not in _KEPT:
-        raise ConfigError(f"scheme `{scheme}` is not known; {nearest(scheme, get_args(Scheme))}")
+    check_choice("scheme", scheme, get_args(Scheme))
     if x.dim() not in (2, 3) or not x.is_floating_point():
         raise ShapeError(f"`x` must be (B, C, F) or (B, C) and floating, got {tuple(x.shape)} {x.dtype}")
     x = x.unsqueeze(-1) if x.dim() == 2 else x

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from thalweg.errors import ShapeError
 
-__all__ = ["LinearRecurrence", "VanishingBound", "linear_recurrence", "vanishing_bound"]
-
 # Eigenvectors whose matrix has a larger condition are no basis: rounding tears an m-fold eigenvalue that lacks vectors
 # into m that lie eps^(1/m) apart, with vectors as near to one another.
 _DEFECTIVE = 1e7

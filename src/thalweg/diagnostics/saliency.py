@@ -16,16 +16,6 @@ from torch import Tensor, nn
 from thalweg.energies.convnet.model import ConvNet
 from thalweg.errors import ConfigError, ShapeError
 
-__all__ = [
-    "feature_maps",
-    "first_filters",
-    "grad_cam",
-    "heat",
-    "input_gradient",
-    "integrated_gradients",
-    "smooth_gradient",
-]
-
 
 def input_gradient(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:
     r"""The gradient :math:`\partial s / \partial x` of the score of a class in the pixels (Simonyan et al., 2014).
@@ -138,7 +128,7 @@ def grad_cam(model: ConvNet, images: Tensor, classes: Tensor | None = None, *, u
     Returns:
         ``(B, H, W)``, 0 or more. Time: one pass forth, and back through the head alone.
 
-    >>> from thalweg.energies.convnet.model import ConvNetConfig
+    >>> from thalweg.energies.convnet.config import ConvNetConfig
     >>> model = ConvNet(ConvNetConfig(channels=(4, 8), hidden=()), classes=3, channels=1, size=(8, 8))
     >>> grad_cam(model, torch.rand(2, 1, 8, 8)).shape, grad_cam(model, torch.rand(2, 1, 8, 8), upsample=False).shape
     (torch.Size([2, 8, 8]), torch.Size([2, 2, 2]))
@@ -180,7 +170,7 @@ def heat(attributions: Tensor, *, quantile: float = 0.99) -> Tensor:
 def feature_maps(model: ConvNet, images: Tensor) -> dict[str, Tensor]:
     """What the stem and each block make of images: name to ``(B, C', H', W')``; one pass forth.
 
-    >>> from thalweg.energies.convnet.model import ConvNetConfig
+    >>> from thalweg.energies.convnet.config import ConvNetConfig
     >>> model = ConvNet(ConvNetConfig(channels=(4, 8), hidden=()), classes=3, channels=1, size=(8, 8))
     >>> {name: tuple(maps.shape) for name, maps in feature_maps(model, torch.rand(2, 1, 8, 8)).items()}
     {'block 1': (2, 4, 4, 4), 'block 2': (2, 8, 2, 2)}

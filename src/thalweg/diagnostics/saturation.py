@@ -16,8 +16,6 @@ from thalweg.layers.blocks import Highway
 from thalweg.layers.convolution import ConvHighway, SqueezeExcite
 from thalweg.layers.transformer import FeedForward
 
-__all__ = ["EDGE", "TWO_SIDED", "Saturation", "SaturationReport", "saturation"]
-
 # A sigmoid within this of 0 or 1, or a tanh within it of -1 or 1, counts as saturated: a slope below 0.05 (0.1).
 EDGE = 0.05
 

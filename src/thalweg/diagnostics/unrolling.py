@@ -13,8 +13,6 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from thalweg.layers.recurrent import ResetBeforeGRU
 
-__all__ = ["LayerTrace", "layer_name", "unrolled"]
-
 Gates = dict[str, Tensor]
 # One step of a cell: projected input (B, G), hidden (B, H), memory (B, H; of LSTMs) -> both, new, and the gates.
 Step = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Gates]]

@@ -8,7 +8,6 @@ from thalweg.learning.losses.classes import ClassLoss, class_loss
 from thalweg.learning.losses.sequences import SequenceLoss
 from thalweg.learning.optimisers import Decayed, build_optimiser, decay_groups
 from thalweg.learning.settings import ClassTraining, Moment, TrainerConfig, TrainingConfig
-from thalweg.learning.structural_svm.sequences import SequenceSVM
 from thalweg.learning.structural_svm.solver import DualState, GapPoint, StructuralSVM
 from thalweg.learning.trainer import Trainer
 
@@ -21,7 +20,6 @@ __all__ = [
     "GapPoint",
     "Moment",
     "SequenceLoss",
-    "SequenceSVM",
     "StructuralSVM",
     "Trainer",
     "TrainerConfig",

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Accumulated", "Parts"]
-
 
 class Parts(tuple[Any, ...]):
     """Batches that make one step.

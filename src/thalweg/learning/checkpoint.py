@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,24 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.files import TensorFormat, read_tensors, write_tensors
-
-__all__ = [
-    "FORMAT",
-    "LAST",
-    "MODEL",
-    "Checkpoint",
-    "flatten_optimiser",
-    "load_checkpoint",
-    "restore_optimiser",
-    "save_checkpoint",
-]
+from thalweg.files import TensorFormat, making_sense, read_tensors, write_tensors
 
 FORMAT = 2
 """Version of the layout written here; files with a higher one are refused."""
 
 MODEL, LAST = "model.safetensors", "last.safetensors"
 """The files of a run: its best model, and what its training goes on from."""
+
+# Ends the name of the scales of a matrix that is kept as int8.
+_SCALE = "#scale"
 
 _FILES = TensorFormat(
     kind="thalweg",
@@ -76,7 +69,49 @@ def load_checkpoint(path: Path, *, values: bool = True) -> Checkpoint:
     ...
     thalweg.errors.CheckpointError: absent.safetensors: expected a checkpoint, got no such file; train first or ...
     """
-    return Checkpoint(*read_tensors(path, _FILES, values=values))
+    tensors, meta = read_tensors(path, _FILES, values=values)
+    with making_sense(path, "expected packed matrices with their scales, got others", _FILES.damaged):
+        return Checkpoint(_unpacked(tensors), meta)
+
+
+def packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    r"""A model's tensors in a quarter of the room; :func:`load_checkpoint` gives float32 again.
+
+    A matrix is kept as int8 with a scale for each row, :math:`W_{ij} \approx s_i q_{ij}` with
+    :math:`s_i = \max_j |W_{ij}| / 127`; vectors as float16; whole numbers as they are.
+
+    >>> tensors = packed({"weight": torch.tensor([[0.5, -1.27]]), "bias": torch.ones(2)})
+    >>> {name: tensor.dtype for name, tensor in tensors.items()}
+    {'weight': torch.int8, 'weight#scale': torch.float32, 'bias': torch.float16}
+    >>> _unpacked(tensors)["weight"]
+    tensor([[ 0.5000, -1.2700]])
+    """
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            result[name] = tensor
+        elif tensor.dim() < 2:
+            result[name] = tensor.half()
+        else:
+            rows = tensor.float().flatten(1)
+            scale = (rows.abs().amax(dim=1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+            result[name] = (rows / scale.unsqueeze(1)).round().to(torch.int8).view(tensor.shape)
+            result[name + _SCALE] = scale
+    return result
+
+
+def _unpacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file, with those that :func:`packed` made as float32."""
+    scales = {name.removesuffix(_SCALE): scale for name, scale in tensors.items() if name.endswith(_SCALE)}
+    if not scales:
+        return tensors
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name in scales:
+            result[name] = (tensor.flatten(1) * scales[name].unsqueeze(1)).view(tensor.shape)
+        elif not name.endswith(_SCALE):
+            result[name] = tensor.float() if tensor.dtype == torch.float16 else tensor
+    return result
 
 
 def flatten_optimiser(optimiser: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:

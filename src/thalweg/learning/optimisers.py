@@ -11,18 +11,7 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from thalweg.errors import ConfigError, nearest
-
-__all__ = [
-    "Decayed",
-    "ForcingSchedule",
-    "OptimiserName",
-    "Plateau",
-    "ScheduleName",
-    "build_optimiser",
-    "decay_groups",
-    "learning_rate_factor",
-    "teacher_forcing_at",
-]
+from thalweg.limits import check_choice
 
 OptimiserName = Literal["sgd", "adam_l2", "adamw", "adafactor"]
 """``sgd`` and ``adam_l2`` add the decay to the gradient (L2), ``adamw`` and ``adafactor`` shrink the weights;
@@ -102,8 +91,7 @@ def decay_groups(
     >>> [(group["name"], group["places"]) for group in decay_groups(net, 0.1, "all")]
     [('all', [0, 1, 2, 3])]
     """
-    if decay not in get_args(Decayed):
-        raise ConfigError(f"decay `{decay}` is not known; {nearest(decay, get_args(Decayed))}")
+    check_choice("decay", decay, get_args(Decayed))
     if isinstance(parameters, nn.Module):
         spared = _spared(parameters)
         named = list(parameters.named_parameters())
@@ -167,8 +155,7 @@ def learning_rate_factor(schedule: ScheduleName, step: int, *, warmup: int, tota
     >>> [round(learning_rate_factor("inverse_sqrt", s, warmup=4, total=100), 2) for s in (0, 3, 4, 15)]
     [0.25, 1.0, 0.89, 0.5]
     """
-    if schedule not in get_args(ScheduleName):
-        raise ConfigError(f"schedule `{schedule}` is not known; {nearest(schedule, get_args(ScheduleName))}")
+    check_choice("schedule", schedule, get_args(ScheduleName))
     if step < warmup:
         return (step + 1) / warmup
     if schedule == "inverse_sqrt":
@@ -191,9 +178,9 @@ class Plateau:
         self.factor, self.patience = factor, patience
         self.current, self.waited = 1.0, 0
 
-    def update(self, improved: bool) -> float:
-        """Note an epoch's result; returns the factor now in force."""
-        self.waited = 0 if improved else self.waited + 1
+    def update(self, improved: bool, epochs: int = 1) -> float:
+        """Note the result of so many epochs; returns the factor now in force."""
+        self.waited = 0 if improved else self.waited + epochs
         if self.waited > self.patience:
             self.current *= self.factor
             self.waited = 0

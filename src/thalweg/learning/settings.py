@@ -6,12 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Self, get_args
 
-from thalweg.errors import ConfigError, nearest
+from thalweg.errors import ConfigError
 from thalweg.learning.optimisers import Decayed, ForcingSchedule, OptimiserName, ScheduleName, teacher_forcing_at
-from thalweg.limits import ANSWERS, COUNT, SEED, check_numbers
+from thalweg.limits import ANSWERS, COUNT, SEED, check_choice, check_numbers, check_shares
 from thalweg.metrics import metric_direction
-
-__all__ = ["CLASS_METRICS", "ClassLossName", "ClassTraining", "LossName", "Moment", "TrainerConfig", "TrainingConfig"]
 
 LossName = Literal["nll", "margin", "risk", "softmax_margin", "mce"]
 """``nll`` goes symbol by symbol; the others are over lists of a model's best answers, see ``sequence_losses``."""
@@ -30,6 +28,12 @@ ClassLossName = Literal[
     "entmax15",
 ]
 """Losses of class energies, see ``class_losses``."""
+
+# Models of an ensemble: all are in memory when it answers.
+MEMBERS = 1000
+
+# Steps from one measurement on the dev data to the next where the number of epochs between them is left open.
+_MEASURED_STEPS = 100
 
 # Of any machine; whether this one can start them is asked when training begins.
 _THREADS = 4096
@@ -55,8 +59,9 @@ class TrainerConfig:
     """What the trainer needs, whatever is trained.
 
     Attributes:
-        epochs: passes over the training data at most; 0 means 20, and more where those are under 4,000 steps (or
-            five times the warm-up where that is more).
+        epochs: passes over the training data at most; 0 means 20, and more where those are under ``steps`` (or five
+            times the warm-up where that is more).
+        steps: what ``epochs=0`` aims at.
         batch_size: items of a batch.
         accumulate: batches per step: the gradient is that of one large batch.
         optimiser: ``sgd``, ``adam_l2`` (L2 in the gradient), ``adamw`` (decoupled decay) or ``adafactor`` (steps in
@@ -74,7 +79,8 @@ class TrainerConfig:
             0 keeps the plain weights.
         metric: dev metric that chooses the best model.
         patience: epochs without improvement before stopping; 0 never stops early.
-        evaluate_every: epochs from one measurement on the dev data to the next; the last is always measured.
+        evaluate_every: epochs from one measurement on the dev data to the next; the last is always measured. 0 means
+            as many as hold 100 steps, at least 1 and at most a twentieth of all.
         seed: of everything random.
         precision: ``32-true``, ``bf16-mixed`` or ``16-mixed``.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
@@ -89,6 +95,7 @@ class TrainerConfig:
     """
 
     epochs: int = 0
+    steps: int = 4000
     batch_size: int = 32
     accumulate: int = 1
     optimiser: OptimiserName = "adamw"
@@ -116,47 +123,55 @@ class TrainerConfig:
     checkpoint_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self._check(1, COUNT, "batch_size", "checkpoint_every", "accumulate", "evaluate_every")
-        self._check(0, COUNT, "epochs", "warmup", "patience", "plateau_patience")
+        self._check(1, COUNT, "batch_size", "checkpoint_every", "accumulate", "steps")
+        self._check(0, COUNT, "epochs", "evaluate_every", "warmup", "patience", "plateau_patience")
         self._check(0, SEED, "seed")
         self._check(0, _THREADS, "threads")
         self._check(0, math.inf, "weight_decay", "momentum", "clip", "checkpoint_seconds", whole=False)
         if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
             raise ConfigError(f"training.learning_rate must be positive, got {self.learning_rate}")
-        for name in ("label_smoothing", "average"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"training.{name} must be in [0, 1), got {getattr(self, name)}")
-        for name in ("plateau_factor", "beta2"):
-            if not 0 < getattr(self, name) < 1:
-                raise ConfigError(f"training.{name} must be in (0, 1), got {getattr(self, name)}")
-        if not 0 < self.layer_decay <= 1:
-            raise ConfigError(f"training.layer_decay must be in (0, 1], got {self.layer_decay}")
+        check_shares(self, "training", "[0, 1)", "label_smoothing", "average")
+        check_shares(self, "training", "(0, 1)", "plateau_factor", "beta2")
+        check_shares(self, "training", "(0, 1]", "layer_decay")
         metric_direction(self.metric)
 
     def _check(self, least: float, most: float, *names: str, whole: bool = True) -> None:
         check_numbers(self, "training", least, most, *names, whole=whole)
 
-    def _check_name(self, name: str, choices: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        if value not in choices:
-            raise ConfigError(f"training.{name} `{value}` is not known; {nearest(str(value), choices)}")
-
     def planned(self, batches: int) -> Self:
-        """The same with the number of epochs settled for so many batches an epoch.
+        """The same with the epochs, and those between two measurements, settled for so many batches an epoch.
 
-        A small file wants many passes: 4,000 steps are the aim, 200 epochs the most; both grow with a warm-up of more
-        than 800 steps, which is a fifth of the whole at most.
+        A small file wants many passes: ``steps`` are the aim, a twentieth of them as epochs the most; both grow with a
+        warm-up of more than a fifth of them, which is a fifth of the whole at most.
 
         >>> [TrainerConfig().planned(batches).epochs for batches in (1, 40, 400)]
         [200, 100, 20]
+        >>> [TrainerConfig(steps=1500).planned(batches).epochs for batches in (1, 25, 400)]
+        [75, 60, 20]
         >>> [TrainerConfig(warmup=4000).planned(batches).epochs for batches in (1, 40, 400)]
         [1000, 500, 50]
         >>> TrainerConfig(epochs=3).planned(40).epochs
         3
+        >>> [TrainerConfig(evaluate_every=0).planned(batches).evaluate_every for batches in (1, 25, 400)]
+        [10, 4, 1]
         """
-        batches = -(-batches // self.accumulate)
-        aim = max(4000, 5 * self.warmup)
-        return replace(self, epochs=self.epochs or min(aim // 20, max(20, math.ceil(aim / max(1, batches)))))
+        batches = max(1, -(-batches // self.accumulate))
+        aim = max(self.steps, 5 * self.warmup)
+        return self._settled(batches, min(max(20, aim // 20), max(20, math.ceil(aim / batches))))
+
+    def _settled(self, batches: int, epochs: int) -> Self:
+        """With so many epochs where their number is left open, and with those between two measurements."""
+        epochs = self.epochs or epochs
+        every = max(1, min(_MEASURED_STEPS // max(1, batches), epochs // 20))
+        return replace(self, epochs=epochs, evaluate_every=self.evaluate_every or every)
+
+
+def _check_weights(config: TrainingConfig | ClassTraining, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(config, name) < math.inf:  # NaN too
+            raise ConfigError(f"training.{name} must be 0 or more and finite, got {getattr(config, name)}")
+    if not 0 < config.loss_beta < math.inf:
+        raise ConfigError(f"training.loss_beta must be above 0 and finite, got {config.loss_beta}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +192,10 @@ class TrainingConfig(TrainerConfig):
         loss_width: beam width of the search for answers.
         loss_margin: of ``margin`` and ``softmax_margin``; loss_beta: inverse temperature of the list, of all but
             ``margin``.
+        ensemble: models to train, one after the other, with seeds ``seed``, ``seed + 1`` ...; they answer as one.
         metric: dev metric that chooses the best model (``loss``, ``accuracy``, ``cer``, ``wer``, ``bleu``, ...).
+        evaluate_every, checkpoint_seconds: an epoch of few pairs takes a second or less; searching the answers to the
+            dev data, and writing all that resuming needs, would take as long.
 
     >>> TrainingConfig(epochs=3).optimiser
     'adamw'
@@ -193,14 +211,17 @@ class TrainingConfig(TrainerConfig):
     loss_width: int = 5
     loss_margin: float = 1.0
     loss_beta: float = 1.0
+    ensemble: int = 1
     metric: str = "cer"
+    evaluate_every: int = 0
+    checkpoint_seconds: float = 10.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check(0, COUNT, "batch_tokens")
-        for name in ("teacher_forcing", "teacher_forcing_end"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"training.{name} must be in [0, 1], got {getattr(self, name)}")
+        self._check(1, MEMBERS, "ensemble")
+        self._check(0, SEED - self.ensemble + 1, "seed")
+        check_shares(self, "training", "[0, 1]", "teacher_forcing", "teacher_forcing_end")
         self._check_loss()
         if "@" in self.metric:
             raise ConfigError(
@@ -208,16 +229,12 @@ class TrainingConfig(TrainerConfig):
             )
 
     def _check_loss(self) -> None:
-        self._check_name("loss", get_args(LossName))
+        check_choice("training.loss", self.loss, get_args(LossName))
         self._check(1, ANSWERS, "loss_width")
         if self.loss_after < -1:
             raise ConfigError(f"training.loss_after must be 0 or more, or -1 for half, got {self.loss_after}")
         self._check(-1, COUNT, "loss_after")
-        for name in ("nll_weight", "loss_margin"):
-            if not 0 <= getattr(self, name) < math.inf:  # NaN too
-                raise ConfigError(f"training.{name} must be 0 or more and finite, got {getattr(self, name)}")
-        if not 0 < self.loss_beta < math.inf:
-            raise ConfigError(f"training.loss_beta must be above 0 and finite, got {self.loss_beta}")
+        _check_weights(self, "nll_weight", "loss_margin")
         if self.loss != "nll" and self.epochs and self.loss_after >= self.epochs:
             raise ConfigError(
                 f"training.loss_after must be below training.epochs = {self.epochs}, or `{self.loss}` is never used, "
@@ -249,7 +266,7 @@ class ClassTraining(TrainerConfig):
     """How a classifier is trained: what :class:`TrainerConfig` has, and what follows.
 
     Attributes:
-        epochs: 0 means 30, and more where those are under 1,200 steps, up to 60.
+        epochs: 0 means 30, and more where those are under ``steps``, up to 60.
         batch_size: images per step.
         loss: of the class energies: ``nll``, ``softmax_margin``, ``sparsemax`` and ``entmax15`` (Fenchel-Young losses)
             look at all classes; ``hinge``, ``perceptron``, ``log``, ``simple``, ``square_square``,
@@ -268,6 +285,7 @@ class ClassTraining(TrainerConfig):
     [60, 40, 30]
     """
 
+    steps: int = 1200
     batch_size: int = 64
     learning_rate: float = 2e-3
     weight_decay: float = 0.05
@@ -282,13 +300,9 @@ class ClassTraining(TrainerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_name("loss", get_args(ClassLossName))
-        for name in ("mixup", "loss_margin"):
-            if not 0 <= getattr(self, name) < math.inf:  # NaN too
-                raise ConfigError(f"training.{name} must be 0 or more and finite, got {getattr(self, name)}")
-        if not 0 < self.loss_beta < math.inf:
-            raise ConfigError(f"training.loss_beta must be above 0 and finite, got {self.loss_beta}")
-        self._check_name("metric", CLASS_METRICS)
+        check_choice("training.loss", self.loss, get_args(ClassLossName))
+        _check_weights(self, "mixup", "loss_margin")
+        check_choice("training.metric", self.metric, CLASS_METRICS)
 
     def planned(self, batches: int) -> Self:
         """The same with the number of epochs settled for so many batches an epoch.
@@ -296,4 +310,4 @@ class ClassTraining(TrainerConfig):
         >>> ClassTraining(epochs=3).planned(40).epochs
         3
         """
-        return replace(self, epochs=self.epochs or min(60, max(30, math.ceil(1200 / max(1, batches)))))
+        return self._settled(batches, min(60, max(30, math.ceil(self.steps / max(1, batches)))))

@@ -35,8 +35,6 @@ from thalweg.learning.progress import Progress
 from thalweg.learning.settings import Moment, TrainerConfig
 from thalweg.metrics import metric_direction
 
-__all__ = ["Batched", "Progress", "Trainer", "Watch", "resolve_device"]
-
 Listener = Callable[[dict[str, Any]], None]
 B = TypeVar("B", covariant=True)
 
@@ -322,7 +320,7 @@ class Trainer:
             progress.waited = 0 if best else progress.waited + self.config.evaluate_every
         progress.epoch += 1
         if self.config.schedule == "plateau" and due:
-            plateau.update(best)
+            plateau.update(best, self.config.evaluate_every)
             progress.plateau = [plateau.current, plateau.waited]
         progress.seconds += progress.epoch_seconds + time.perf_counter() - began
         # Logged before it is saved: a kill in between repeats the epoch, and resuming drops what was logged too early.

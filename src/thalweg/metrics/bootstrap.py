@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from thalweg.errors import ConfigError
 
-__all__ = ["Floats", "Means", "Measure", "Score", "Tally", "check_options", "draws", "ends_of", "full_scale", "scored"]
-
 Floats = NDArray[np.float64]
 """Numbers in double precision."""
 

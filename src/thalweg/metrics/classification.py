@@ -19,18 +19,6 @@ from thalweg.errors import ConfigError, DataError, ShapeError
 from thalweg.metrics.bootstrap import Floats, Measure, Score, Tally, check_options, scored
 from thalweg.metrics.strings import metric_direction
 
-__all__ = [
-    "TEMPERATURES",
-    "ClassScore",
-    "ClassTally",
-    "Reliability",
-    "class_scores",
-    "confusion_matrix",
-    "reliability",
-    "score_classes",
-    "temperature_scale",
-]
-
 Ints = NDArray[np.int64]
 Rows = Tensor | NDArray[Any] | Sequence[Sequence[float]]
 Labels = Tensor | NDArray[Any] | Sequence[int]

@@ -12,8 +12,6 @@ import numpy as np
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.metrics.bootstrap import Floats, Tally, check_options, draws, ends_of, full_scale
 
-__all__ = ["Difference", "compare_tallies", "holm"]
-
 
 @dataclass(frozen=True)
 class Difference:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from thalweg.errors import ConfigError
 from thalweg.metrics.strings import Codes, check_items, closest_reference
 
-__all__ = ["Confusion", "Mistake", "align", "confusions", "worst"]
-
 
 @dataclass(frozen=True)
 class Confusion:

@@ -17,18 +17,6 @@ from thalweg.errors import ConfigError, DataError, ShapeError, nearest
 from thalweg.metrics.bootstrap import Floats, Measure, Score, Tally, check_options, scored
 from thalweg.metrics.translation import CorpusMetric, corpus_metric
 
-__all__ = [
-    "METRICS",
-    "Codes",
-    "StringTally",
-    "Words",
-    "check_items",
-    "closest_reference",
-    "edit_distance",
-    "metric_direction",
-    "score_strings",
-]
-
 Words = Literal["item", "space"]
 """Whether an item is one word, or symbols between ``" "`` symbols are."""
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from thalweg.metrics.bootstrap import Floats
 
-__all__ = ["CorpusMetric", "corpus_metric"]
-
 
 class CorpusMetric:
     """A metric of sacrebleu whose score is a function of sums of counts.

@@ -16,9 +16,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from thalweg.errors import ConfigError, nearest
+from thalweg.errors import ConfigError
 from thalweg.files import write_atomically
 from thalweg.learning.checkpoint import load_checkpoint
+from thalweg.limits import check_choice
 from thalweg.metrics import Score
 from thalweg.recipes.experiments import Order, build_settings, perform
 from thalweg.tasks.base import Task
@@ -106,8 +107,7 @@ def load_recipe(name: str) -> Recipe:
 
     folder = resources.files("thalweg.recipes")
     known = [file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")]
-    if name not in known:
-        raise ConfigError(f"recipe `{name}` is not known; {nearest(name, known)}")
+    check_choice("recipe", name, known)
     text = folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     raw = {"note": "", **yaml.safe_load(text)}
     raw |= {key: tuple(raw[key]) for key in ("seeds", "evaluations", "examples") if key in raw}
@@ -204,10 +204,13 @@ def _check_settings(directory: Path, task: Task, config: Any) -> None:
     if task_of(raw, str(path)).name != task.name:
         raise ConfigError(f"{directory} holds a run of another task; use --fresh to replace it or choose another --out")
     before = task.settings(task.configure(as_begun(raw, task.kind), str(path)))
-    for section, settings in task.settings(config).items():
+    asked = task.settings(config)
+    if isinstance(asked.get("model"), dict) and asked["model"].get("family") == "auto":
+        asked = {name: settings for name, settings in asked.items() if name not in ("model", "training")}  # data chose
+    for section, settings in asked.items():
         for key, value in settings.items() if isinstance(settings, dict) else ():
             # The family comes first, so that what only one family has is never compared.
-            was, settled_later = before[section].get(key), key == "epochs" and not value
+            was, settled_later = before[section].get(key), key in ("epochs", "evaluate_every") and not value
             if was != value and not settled_later:
                 raise ConfigError(
                     f"{directory} was run with {section}.{key}={was}, got {value}; "

@@ -1,7 +1,8 @@
-"""What a word of the command line names: a run, a YAML config, or a recipe."""
+"""What a word of the command line names: a run, a model in the box, a YAML config, or a recipe."""
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,11 @@ from thalweg.learning.checkpoint import MODEL, load_checkpoint
 from thalweg.learning.trainer import resolve_device
 from thalweg.recipes import list_recipes
 from thalweg.tasks.base import Task
+from thalweg.tasks.boxed.models import boxed
 from thalweg.tasks.config import read_config
 from thalweg.tasks.diagnosis.subject import Subject
 from thalweg.tasks.registry import task_of
 from thalweg.tasks.runs import as_begun
-
-__all__ = ["Resolved", "named_settings", "resolve"]
 
 YAML = (".yaml", ".yml")
 
@@ -74,7 +74,8 @@ def named_settings(word: str) -> tuple[Mapping[str, Any], str]:
 def resolve(word: Any, overrides: Sequence[str] = (), *, fresh: bool = False) -> Resolved:
     """What a word names, with ``key=value`` words laid over a config; ``fresh``: of a run, as it started.
 
-    A config in the place of a word is itself.
+    A model in the box comes before the recipe of the same name that it was trained by, unless words are to be laid
+    over that. A config in the place of a word is itself.
 
     >>> resolve("absent")
     Traceback (most recent call last):
@@ -84,6 +85,9 @@ def resolve(word: Any, overrides: Sequence[str] = (), *, fresh: bool = False) ->
     if not isinstance(word, (str, Path)):
         return Resolved("config", task_of(word), word, None, "")
     word, path = str(word), Path(word)
+    if not overrides and (found := boxed(word)) is not None:
+        again = f"thalweg recipe run {found.name} --out runs/{found.name}-mended"
+        return dataclasses.replace(_run(found.folder, fresh), command=again)
     if path.is_dir() or path.suffix == ".safetensors":
         if overrides:
             raise ConfigError("KEY=VALUE words change configs, not runs; give the run's config.yaml instead")

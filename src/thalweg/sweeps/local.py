@@ -18,8 +18,6 @@ from thalweg.files import writing
 from thalweg.processes import Worker
 from thalweg.sweeps.work import Handle
 
-__all__ = ["LocalEngine", "worker_places"]
-
 FINAL = ("end", "stopped", "failed", "interrupted")
 # Seconds that runs have to write a checkpoint after they are asked to stop.
 PATIENCE = 60.0

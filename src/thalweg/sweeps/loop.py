@@ -18,8 +18,6 @@ from thalweg.learning.interrupts import interruptible
 from thalweg.sweeps.store import Store, Trial
 from thalweg.sweeps.work import Engine
 
-__all__ = ["Sweep", "run_key"]
-
 # Seconds between two looks at the clock and at Ctrl-C while nothing happens.
 PULSE = 0.2
 

@@ -10,8 +10,6 @@ from typing import Any
 from thalweg.errors import ConfigError, MissingDependencyError
 from thalweg.sweeps.work import Handle, find_work, perform
 
-__all__ = ["RayEngine"]
-
 # Seconds that runs have to write a checkpoint after they are asked to stop.
 PATIENCE = 60.0
 

@@ -11,8 +11,6 @@ from thalweg.limits import COUNT, SEED, check_choices, check_numbers
 from thalweg.metrics import metric_direction
 from thalweg.sweeps.space import Parameter, read_space
 
-__all__ = ["SweepConfig"]
-
 # How many settings are tried where neither the config nor a grid says.
 TRIALS = 20
 

@@ -14,7 +14,6 @@ from thalweg.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-__all__ = ["Parameter", "read_space"]
 
 # Settings of a range besides its list of choices.
 RANGE = ("low", "high", "log", "step")

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
-__all__ = ["Store", "Trial", "holding", "mean_and_error"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 from thalweg.errors import ConfigError, ThalwegError, WriteError
 
-__all__ = ["Engine", "Handle", "InlineEngine", "StopRun", "Tell", "Work", "find_work", "perform"]
-
 # What a run tells while it goes on; the answer is whether it should.
 Tell = Callable[[dict[str, Any]], bool]
 # A job, as plain values, is done: tells what happens, returns the last event (`end`, or `interrupted`).

@@ -15,8 +15,6 @@ from typing import Any, TextIO
 
 from thalweg.sweeps.work import find_work, perform
 
-__all__ = ["main"]
-
 
 def main(name: str) -> None:
     """Do jobs until standard input ends, and with it, at once, everything that this process has begun."""

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from thalweg.tasks.diagnosis.subject import Subject
     from thalweg.tasks.report.part import ReportPart
-
-__all__ = ["Evaluation", "Measured", "Record", "Shown", "Table", "Task", "signatures"]
+    from thalweg.tasks.serving import Servant
 
 
 class Table(NamedTuple):
@@ -139,6 +138,18 @@ def _row(score: Score) -> dict[str, str]:
     ends = {name: f"{getattr(score, name):.{score.digits}f}" for name in ("value", "low", "high")}
     better = "higher" if score.higher_is_better else "lower"
     return {"metric": score.name, **ends, "items": f"{score.n:,}", "better": better}
+
+
+class Exported(NamedTuple):
+    """What an export wrote: the folder, its files with what each holds, and what was verified, in a line.
+
+    >>> Exported(Path("onnx"), {}, "verified on 3 words").said
+    'verified on 3 words'
+    """
+
+    folder: Path
+    files: Mapping[Path, str]
+    said: str
 
 
 class Shown(NamedTuple):
@@ -296,13 +307,25 @@ class Task(ABC):
     ) -> Iterator[Record]:
         """Records of what ``inputs`` name, as they come; what a person should know is told as ``message`` events."""
 
+    def export(self, run: str | Path, out: str | Path, *, layout: str, **options: Any) -> Exported:
+        """Write a run's model to a folder for use elsewhere, verified; ``layout`` is ``onnx``.
+
+        Args:
+            options: ``data`` or ``text`` to verify it on, ``root`` of known data sets, ``listener``.
+        """
+        raise ConfigError(f"runs of the task {self.name} have no export as {layout}; it is of strings")
+
+    def serving(self, run: str | Path, *, device: str = "auto") -> Servant:
+        """The best model of a run as a service asks it; ``thalweg serve`` puts it to work."""
+        raise ConfigError(f"the task {self.name} has nothing that `thalweg serve` could ask; use `thalweg predict`")
+
     def after_training(self, result: TrainResult, root: Path | None = None) -> None:
         """What a run gets once it is trained, before its report is written; nothing by default."""
         return
 
     def next_steps(self, run: str) -> list[str]:
-        """Commands that use a run, with its name as a shell takes it; the last predicts."""
-        return [f"thalweg evaluate {run} DATA", f"thalweg predict {run} DATA"]
+        """Commands that use a run, with its name as a shell takes it; the last two predict one thing, and anything."""
+        return [f"thalweg evaluate {run} DATA", f"thalweg predict {run} DATA", f"thalweg serve {run}"]
 
     def report(self) -> ReportPart:
         """The task's part of a run's report."""

@@ -14,9 +14,8 @@ from thalweg.files import write_text
 from thalweg.learning.checkpoint import MODEL, load_checkpoint
 from thalweg.metrics import Difference, compare_tallies
 from thalweg.tasks.base import Evaluation, Measured, Table, signatures
+from thalweg.tasks.boxed.models import folder_of
 from thalweg.tasks.registry import task_of_run
-
-__all__ = ["Comparison", "compare", "is_run"]
 
 RESAMPLES = 1000
 """Draws of the paired bootstrap."""
@@ -145,12 +144,12 @@ _NONE = {"difference": "", "its interval": ""}
 
 
 def is_run(word: str | Path) -> bool:
-    """Whether a word is a run directory or a model file, by what is there.
+    """Whether a word is a run directory, a model file or a model in the box, by what is there.
 
     >>> is_run("test.tsv")
     False
     """
-    path = Path(word)
+    path = folder_of(word)
     return path.suffix == ".safetensors" or (path / MODEL).is_file() or (path / "config.yaml").is_file()
 
 
@@ -173,8 +172,7 @@ def compare(runs: Sequence[str | Path], data: str | None = None, **options: Any)
     _check_runs(runs)
     if data == "-":
         raise ConfigError("standard input can be read once, and every run reads the data; write them to a file")
-    task = task_of_run(runs[0])
-    evaluations = [task.evaluate(run, data, **options) for run in runs]
+    evaluations = [task_of_run(run).evaluate(run, data, **options) for run in runs]
     measured = _same_items(runs, evaluations)
     keys, left_out = _comparable(runs, measured)
     found = compare_tallies(
@@ -199,7 +197,8 @@ def _check_runs(runs: Sequence[str | Path]) -> None:
         raise ConfigError(f"a comparison needs two runs or more, got {len(runs)}; name another: RUN RUN test.tsv")
     places: dict[Path, str | Path] = {}
     for run in runs:
-        model = Path(run) if Path(run).is_file() else Path(run) / MODEL
+        home = folder_of(run)
+        model = home if home.is_file() else home / MODEL
         load_checkpoint(model, values=False)
         place = model.resolve().parent
         if place in places:

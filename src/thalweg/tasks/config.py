@@ -21,8 +21,6 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from thalweg.errors import ConfigError, nearest
 from thalweg.tasks.yaml_text import parse_word, parse_yaml
 
-__all__ = ["as_settings", "config_from", "family_of", "lay_over", "read_config", "to_yaml", "with_preset"]
-
 T = TypeVar("T")
 Kinds = Mapping[str, type]
 
@@ -255,8 +253,8 @@ def as_settings(config: Any) -> dict[str, Any]:
     """Plain dictionaries and lists that :func:`config_from` takes back; the family of a model is named.
 
     >>> from thalweg.tasks.transduce.config import TransduceConfig
-    >>> as_settings(TransduceConfig())["model"]["family"]
-    'recurrent'
+    >>> as_settings(TransduceConfig())["model"]
+    {'family': 'auto'}
     """
     settings = _plain(dataclasses.asdict(config))
     for name, kind in getattr(config, "families", {}).items():
@@ -276,7 +274,7 @@ def to_yaml(config: Any) -> str:
     """A config as YAML that :func:`read_config` reads back.
 
     >>> from thalweg.tasks.transduce.config import TransduceConfig
-    >>> "family: recurrent" in to_yaml(TransduceConfig())
+    >>> "family: auto" in to_yaml(TransduceConfig())
     True
     """
     import yaml

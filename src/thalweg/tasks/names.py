@@ -6,8 +6,6 @@ import hashlib
 
 from thalweg.errors import ConfigError
 
-__all__ = ["check_name", "file_name"]
-
 # Bytes of a name: file systems take 255, and endings and marks of unfinished files come on top.
 _LONGEST = 200
 

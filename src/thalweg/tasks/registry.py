@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
@@ -11,22 +12,9 @@ from typing import Any
 from thalweg.errors import ConfigError, ThalwegError, nearest
 from thalweg.learning.checkpoint import MODEL, load_checkpoint
 from thalweg.tasks.base import Evaluation, Task
+from thalweg.tasks.boxed.models import boxed
 from thalweg.tasks.config import read_config
 from thalweg.tasks.runs import TrainResult
-
-__all__ = [
-    "apply_overrides",
-    "build_config",
-    "evaluate",
-    "list_tasks",
-    "load",
-    "place_of",
-    "register",
-    "task_named",
-    "task_of",
-    "task_of_run",
-    "train",
-]
 
 # Where each is; imported when it is first asked for, so that a command pays for its own task alone. The first is what
 # settings without the key ``task`` are for. ``registry.json`` also says what a help page tells of each.
@@ -74,7 +62,11 @@ def task_named(name: str, where: str = "") -> Task:
     if not isinstance(name, str) or name not in _TASKS:
         place = f"{where}: " if where else ""
         raise ConfigError(f"{place}task `{name}` is not known; {nearest(str(name), _TASKS)}")
-    module, _, attribute = _TASKS[name].partition(":")
+    return _imported(_TASKS[name])
+
+
+def _imported(place: str) -> Task:
+    module, _, attribute = place.partition(":")
     return getattr(import_module(module), attribute)
 
 
@@ -90,18 +82,23 @@ def task_of(settings: Any, where: str = "") -> Task:
 
 
 def task_of_run(run: str | Path) -> Task:
-    """The task of a run directory or of a model file; the first where that cannot be told: its errors say more.
+    """The task of a run directory, of a model file or of a model in the box.
+
+    The first task where that cannot be told: its errors say more.
 
     >>> task_of_run("absent").name
     'transduce'
     """
+    if (found := boxed(run)) is not None:
+        return _imported(found.task)
     run = Path(run)
-    try:
-        if (run / "config.yaml").is_file():
-            return task_of(read_config(run / "config.yaml"), str(run))
-        return task_of(load_checkpoint(run if run.is_file() else run / MODEL, values=False).meta, str(run))
-    except ThalwegError:
-        return task_of({})
+    for read in (
+        lambda: load_checkpoint(run if run.is_file() else run / MODEL, values=False).meta,
+        lambda: read_config(run / "config.yaml"),
+    ):
+        with suppress(ThalwegError):
+            return task_of(read(), str(run))
+    return task_of({})
 
 
 def build_config(settings: Mapping[str, Any], *, where: str = "config") -> Any:
@@ -144,6 +141,7 @@ def load(run: str | Path, *, device: str = "auto", **options: Any) -> Any:
     """The best model of a run directory (or the ``model.safetensors`` itself) of any task, ready to ``predict``.
 
     Args:
+        run: the directory, the file, or the name of a model in the box such as ``english``.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
         options: of the task: ``precision``, ``bf16`` or ``int8`` on the CPU, for strings.
 

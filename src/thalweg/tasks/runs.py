@@ -21,19 +21,7 @@ from thalweg.learning.progress import Progress
 from thalweg.learning.settings import TrainingConfig
 from thalweg.learning.trainer import Trainer
 from thalweg.limits import without_memory
-from thalweg.tasks.config import config_from, to_yaml
-
-__all__ = [
-    "Listener",
-    "RunLog",
-    "TrainResult",
-    "as_begun",
-    "check_continues",
-    "check_size",
-    "goes_on",
-    "opened",
-    "what_is_whole",
-]
+from thalweg.tasks.config import as_settings, config_from, to_yaml
 
 T = TypeVar("T")
 
@@ -90,41 +78,64 @@ def goes_on(out: Path, resume: bool) -> bool:
     return last
 
 
+def meta_of(config: Any, **facts: Any) -> dict[str, Any]:
+    """What a checkpoint says of its run: task, version and config, and then ``facts``.
+
+    >>> from thalweg.tasks.density.config import DensityConfig
+    >>> list(meta_of(DensityConfig(), columns=["x"]))
+    ['task', 'version', 'config', 'columns']
+    """
+    return {"task": config.task, "version": thalweg.__version__, "config": as_settings(config), **facts}
+
+
 class RunLog:
     """Appends events to ``log.jsonl`` and passes them on; ``step`` events are only passed on.
 
     Args:
-        path: the log.
+        out: the run directory.
         listener: gets every event.
+        resume: as that of :func:`goes_on`, whose answer is ``resume``.
         unit: what the training data are counted in; ``items``: how many there are, once that is known.
         noun: what such a run is.
 
-    >>> RunLog(Path("runs/x/log.jsonl"), None).items
-    0
+    >>> RunLog("runs/x").resume
+    False
     """
 
-    def __init__(self, path: Path, listener: Listener | None, unit: str = "items", noun: str = "training"):
-        self.path, self.listener, self.unit, self.noun, self.items = path, listener, unit, noun, 0
+    def __init__(
+        self,
+        out: str | Path,
+        listener: Listener | None = None,
+        *,
+        resume: bool = False,
+        unit: str = "items",
+        noun: str = "training",
+    ):
+        self.path, self.listener, self.unit, self.noun = Path(out) / "log.jsonl", listener, unit, noun
+        self.resume, self.items = goes_on(Path(out), resume), 0
 
     def train(
         self,
-        trainer: Trainer,
+        model: nn.Module,
         batches: Any,
         config: Any,
-        facts: dict[str, Any],
-        items: int,
         *,
-        resume: bool,
-        **told: Any,
+        meta: dict[str, Any],
+        facts: dict[str, Any],
+        told: dict[str, Any],
+        **parts: Any,
     ) -> TrainResult:
         """Tell the start of a training and train to the end.
 
         Args:
             config: written to the run directory.
-            facts: of the data, logged with the start; told: what the listener alone hears of it, such as ``lines``.
-            items: to train on.
+            facts: of the data, logged with the start; ``facts["train"][unit]`` says how many there are.
+            told: what the listener alone hears of it, such as ``lines``.
+            meta, parts: of the :class:`~thalweg.learning.trainer.Trainer`: ``loss``, ``evaluate``, ``watch``.
         """
-        trainer.last = self.open(to_yaml(config), trainer.meta, resume=resume)
+        out, resume, self.items = self.path.parent, self.resume, facts["train"][self.unit]
+        trainer = Trainer(model, config.training, directory=out, meta=meta, listener=self, **parts)
+        trainer.last = self.open(to_yaml(config), meta, resume=resume)
         start = {
             "event": "start",
             "version": thalweg.__version__,
@@ -135,13 +146,12 @@ class RunLog:
             "epochs": trainer.config.epochs,
             "resumed": resume,
         }
-        self.items = items
         append(self.path, json.dumps(start, ensure_ascii=False) + "\n")
         if self.listener:
-            self.listener({**start, "items": items, "unit": self.unit, **told})
+            self.listener({**start, "items": self.items, "unit": self.unit, **told})
         progress = trainer.fit(batches, resume=resume)
         best = (progress.best_epoch, progress.best_metrics)
-        return TrainResult(self.path.parent, progress.finished, *best, progress.seconds)
+        return TrainResult(out, progress.finished, *best, progress.seconds)
 
     def adopt(
         self, model: nn.Module, config: Any, meta: dict[str, Any], facts: dict[str, Any], **told: Any

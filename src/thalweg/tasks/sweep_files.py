@@ -16,8 +16,6 @@ from thalweg.sweeps.store import Store, Trial
 if TYPE_CHECKING:
     from thalweg.tasks.sweeping import SweepPlan
 
-__all__ = ["Book", "best_yaml", "written"]
-
 
 class Book:
     """Keeps the files that people read up to date while a sweep goes on: ``best.yaml``, ``trials.tsv``, ``sweep.json``.

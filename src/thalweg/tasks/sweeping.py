@@ -28,8 +28,6 @@ from thalweg.tasks.report.run import read_log
 from thalweg.tasks.sweep_files import Book, written
 from thalweg.tasks.yaml_text import parse_word
 
-__all__ = ["SweepPlan", "SweepResult", "plan_sweep", "run_job", "run_sweep", "saved_sweep"]
-
 # What may change when a sweep is gone on with; everything else would make its trials incomparable.
 OPEN = ("trials", "hours", "retries")
 # Keys that a sweep sets itself.

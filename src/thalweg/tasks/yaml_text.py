@@ -8,8 +8,6 @@ from typing import Any
 
 from thalweg.errors import ConfigError
 
-__all__ = ["parse_word", "parse_yaml"]
-
 # Characters of a config, values in it with every alias written out, and how deep they may lie in one another.
 _LONGEST, _MOST, _DEEPEST = 2**20, 100_000, 32
 

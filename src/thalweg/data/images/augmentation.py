@@ -13,8 +13,6 @@ from torch.nn import functional as F
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.limits import SIDE
 
-__all__ = ["DRAWS", "Augmentation", "augment", "augment_with", "normalisation_of", "normalise"]
-
 # Uniform numbers that one image takes: flip, crop (2), brightness, contrast, saturation, angle, zoom, cutout (2).
 DRAWS = 10
 

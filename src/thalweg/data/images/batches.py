@@ -17,8 +17,6 @@ from thalweg.data.images.augmentation import DRAWS, Augmentation, augment_with, 
 from thalweg.data.images.reading import ImageSplit
 from thalweg.errors import ConfigError, ShapeError
 
-__all__ = ["ImageBatch", "ImageBatches"]
-
 # Of a GPU's free memory that the images may take; the model needs the rest.
 _SHARE = 0.25
 

@@ -17,8 +17,6 @@ import numpy as np
 
 from thalweg.files import write_atomically
 
-__all__ = ["CacheEntry", "cache_folder", "map_bytes", "reserve"]
-
 # Blocks that are looked at to tell a damaged file, and their bytes: a whole file up to 256 MiB.
 _BLOCKS, _BLOCK = 256, 2**20
 

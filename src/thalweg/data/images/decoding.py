@@ -25,7 +25,6 @@ import numpy as np
 if TYPE_CHECKING:
     from thalweg.processes import Worker
 
-__all__ = ["MAX_BYTES", "MAX_PIXELS", "FileSource", "Form", "Look", "decode", "decode_files", "look"]
 
 # An image of more pixels is refused: a small file can claim a size that fills the memory.
 MAX_PIXELS = 100_000_000

@@ -12,17 +12,6 @@ from pathlib import Path
 
 from thalweg.errors import ConfigError, DataError, nearest
 
-__all__ = [
-    "EXTENSIONS",
-    "SPLITS",
-    "ImageFile",
-    "Listing",
-    "check_classes",
-    "check_known",
-    "list_images",
-    "split_off",
-]
-
 # Endings of the files that count as images, whatever their case.
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 

@@ -28,8 +28,6 @@ from thalweg.data.images.store import Decoded, Wish, decode_listing
 from thalweg.errors import ConfigError, DataError, MissingDependencyError, ShapeError, nearest
 from thalweg.limits import check_memory
 
-__all__ = ["ImageData", "ImageSplit", "channel_statistics", "read_images", "read_labelled", "read_unlabelled"]
-
 Colour = Literal["auto", "rgb", "grey"]
 OnBad = Literal["skip", "fail"]
 Progress = Callable[[int, int], None]

@@ -22,8 +22,6 @@ from thalweg.data.images.files import ImageFile, Listing
 from thalweg.errors import ConfigError, DataError, MissingDependencyError
 from thalweg.limits import SIDE, check_memory
 
-__all__ = ["Decoded", "Wish", "choose_form", "decode_listing"]
-
 # Changes whenever the same file would be decoded to other bytes.
 _RULES = 1
 

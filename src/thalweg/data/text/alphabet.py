@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from thalweg.errors import DataError, ShapeError
 
-__all__ = ["BOS", "EOS", "PAD", "UNK", "Alphabet"]
-
 UNK = 0
 """Number of every symbol that was not seen in training."""
 PAD = 1

@@ -13,8 +13,6 @@ from typing import Any
 from thalweg.data.text.readers import numbered_lines
 from thalweg.errors import DataError, nearest
 
-__all__ = ["Sentence", "Word", "read_conllu"]
-
 _WORD = re.compile("[1-9][0-9]*")
 _RANGE = re.compile("([1-9][0-9]*)-([1-9][0-9]*)")  # 3-4: a word of the text that is several words of the grammar
 _EMPTY = re.compile("[0-9]+[.][1-9][0-9]*")  # 3.1: a word that is not in the text

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from thalweg.errors import DataError
 
-__all__ = ["Indicators", "word_indicators"]
-
 
 def word_indicators(words: Sequence[str]) -> list[list[str]]:
     """What taggers look at: of each word its form, prefixes and suffixes, and the forms and pairs of its neighbours.

@@ -9,8 +9,6 @@ from thalweg.data.datasets import load_dataset
 from thalweg.data.text.readers import PairFile, read_pairs
 from thalweg.errors import DataError
 
-__all__ = ["open_pairs"]
-
 
 def open_pairs(spec: str, root: Path | None = None, *, features: bool | None = False) -> PairFile:
     """Pairs of a TSV file, or of a data set named ``NAME:SPLIT``.

@@ -17,8 +17,6 @@ from typing import Any, BinaryIO, cast
 from thalweg.errors import DataError
 from thalweg.limits import LENGTH
 
-__all__ = ["Pair", "PairFile", "numbered_lines", "read_pairs", "read_sources", "read_tagged_sources", "split_tags"]
-
 Lines = Generator[tuple[int, str], None, None]
 
 GZIP = b"\x1f\x8b"

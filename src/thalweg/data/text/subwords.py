@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from thalweg.errors import ConfigError, MissingDependencyError
 
-__all__ = ["SubwordKind", "Subwords", "train_subwords"]
-
 SubwordKind = Literal["bpe", "unigram"]
 """``bpe`` joins the most frequent pairs (Sennrich et al., 2016); ``unigram`` keeps the likeliest ones (Kudo, 2018)."""
 

@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 from thalweg.errors import ConfigError, MissingDependencyError, nearest
 
-__all__ = ["Kind", "Normalise", "Symbols", "guess_symbols"]
-
 Kind = Literal["characters", "graphemes", "spaced"]
 """What one symbol is; see :class:`Symbols`."""
 Normalise = Literal["nfc", "nfd", "none"]

@@ -13,8 +13,6 @@ from thalweg.data.text.alphabet import Alphabet
 from thalweg.energies.pretrained.hub import check_place, package, quietly, reading
 from thalweg.errors import CheckpointError, ConfigError, DataError
 
-__all__ = ["TokenizerSymbols", "Vocabulary", "load_tokenizer", "pack_tokenizer", "unpack_tokenizer"]
-
 
 class Vocabulary(Alphabet):
     """The pieces of a tokenizer and their numbers, wherever the special ones stand.

@@ -12,11 +12,9 @@ from typing import Protocol, get_args
 import torch
 from torch import Tensor
 
-from thalweg.errors import ConfigError, nearest
 from thalweg.learning import losses
 from thalweg.learning.settings import ClassLossName, ClassTraining
-
-__all__ = ["ClassLoss", "LabelledImages", "class_loss", "split_energies"]
+from thalweg.limits import check_choice
 
 
 class LabelledImages(Protocol):
@@ -92,8 +90,7 @@ def class_loss(
     }
     if name in whole:
         return whole[name]()
-    if name not in get_args(ClassLossName):
-        raise ConfigError(f"loss `{name}` is not known; {nearest(name, get_args(ClassLossName))}")
+    check_choice("loss", name, get_args(ClassLossName))
     right, wrong = split_energies(energies, gold)
     pairs: dict[str, Callable[[], Tensor]] = {
         "hinge": lambda: losses.hinge(right, wrong, margin),

@@ -24,8 +24,6 @@ from thalweg.inference.structures.base import Structure
 from thalweg.layers.padded import Padded
 from thalweg.learning.losses import gibbs
 
-__all__ = ["Contrast", "from_hypotheses", "from_sampler", "most_offending", "same_sequences", "sampled"]
-
 
 class Contrast(NamedTuple):
     """K wrong answers for each of B items.

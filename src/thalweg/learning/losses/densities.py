@@ -24,15 +24,6 @@ from torch import Tensor
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.langevin import langevin
 
-__all__ = [
-    "PersistentWalks",
-    "contrastive_divergence",
-    "denoising_score_matching",
-    "persistent_contrastive_divergence",
-    "score_matching",
-    "sliced_score_matching",
-]
-
 Energy = Callable[[Tensor], Tensor]
 
 
@@ -195,7 +186,7 @@ def score_matching(energy: Energy, data: Tensor) -> Tensor:
     Returns:
         ``(B,)``.
 
-    D + 1 gradients: for large D use :func:`sliced_score_matching`. Hyvarinen (2005).
+    D + 1 gradients. Hyvarinen (2005).
 
     >>> data = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
     >>> score_matching(lambda x: 2 * x.square().sum(1), data).detach()  # -tr 4I, + 4^2/2
@@ -209,44 +200,6 @@ def score_matching(energy: Energy, data: Tensor) -> Tensor:
         for column in range(flat.size(1)):
             curvature = curvature + _derivative(flat[:, column].sum(), point).flatten(1)[:, column]
         loss = flat.square().sum(dim=1) / 2 - curvature
-    return _as_asked(loss)
-
-
-def sliced_score_matching(
-    energy: Energy, data: Tensor, *, slices: int = 1, generator: torch.Generator | None = None
-) -> Tensor:
-    r"""Score matching with the trace estimated along random directions of signs (Hutchinson).
-
-    .. math:: \ell = \frac12 \lVert \nabla E(x) \rVert^2 - \frac1K \sum_k v_k' \frac{\partial^2 E}{\partial x\,
-              \partial x'} v_k, \qquad v_k \in \{-1, 1\}^D
-
-    Its expectation is :func:`score_matching`; where the Hessian is diagonal it is equal to it.
-
-    Args:
-        energy: ``(B, ...) -> (B,)``.
-        data: ``(B, ...)``.
-        slices: K, at least 1.
-        generator: the source of randomness, on the device of ``data``.
-    Returns:
-        ``(B,)``.
-
-    K + 1 gradients, whatever D. Song, Garg, Shi and Ermon (2019), their variance-reduced form; Hutchinson (1990).
-
-    >>> data = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
-    >>> sliced_score_matching(lambda x: 2 * x.square().sum(1), data).detach()
-    tensor([-8.,  0.])
-    """
-    _check_data(data)
-    if slices < 1:
-        raise ConfigError(f"`slices` must be at least 1, got {slices}")
-    with torch.enable_grad():
-        point, slope = _slope(energy, data)
-        curvature = slope.new_zeros(len(data))
-        for _ in range(slices):
-            signs = torch.randint(0, 2, data.shape, device=data.device, generator=generator).to(slope.dtype) * 2 - 1
-            bent = _derivative((slope * signs).sum(), point)
-            curvature = curvature + (bent * signs).flatten(1).sum(dim=1)
-        loss = slope.square().flatten(1).sum(dim=1) / 2 - curvature / slices
     return _as_asked(loss)
 
 

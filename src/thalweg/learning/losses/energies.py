@@ -31,25 +31,6 @@ from thalweg.kernels.dispatch import on_cpu
 from thalweg.layers.sparse import entmax_loss
 from thalweg.learning.losses import structured
 
-__all__ = [
-    "Over",
-    "fenchel_young",
-    "gibbs",
-    "hinge",
-    "label_smoothing",
-    "log",
-    "mce",
-    "nll",
-    "perceptron",
-    "risk",
-    "sequence_nll",
-    "simple",
-    "softmax_margin",
-    "square_exponential",
-    "square_square",
-    "structured_hinge",
-]
-
 # Which of several contrasts count: the most offending alone, or all of them.
 Over: TypeAlias = Literal["worst", "sum"]
 

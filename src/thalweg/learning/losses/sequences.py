@@ -28,8 +28,6 @@ from thalweg.learning import losses
 from thalweg.learning.losses.contrasts import from_hypotheses
 from thalweg.learning.settings import Moment, TrainingConfig
 
-__all__ = ["LIST_LOSSES", "AnswerList", "SequenceLoss", "answer_list", "edit_distances", "list_logits", "list_loss"]
-
 
 class AnswerList(NamedTuple):
     """Answers to each of B sources, the right one first.

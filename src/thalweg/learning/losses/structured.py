@@ -24,16 +24,6 @@ from thalweg.inference.structures.base import Structure
 from thalweg.inference.structures.chain import LinearChain
 from thalweg.inference.structures.sparsemap import sparse_map_loss
 
-__all__ = [
-    "cost_augmented",
-    "fenchel_young",
-    "nll",
-    "perceptron",
-    "risk",
-    "softmax_margin",
-    "structured_hinge",
-]
-
 _MAPS = ("softmax", "sparsemap")
 
 

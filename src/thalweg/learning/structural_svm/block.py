@@ -13,8 +13,6 @@ from torch.func import functional_call
 from thalweg.errors import DataError, ShapeError
 from thalweg.inference.structures.base import Structure
 
-__all__ = ["Block", "Cost", "Weights", "blocks_of", "costs_of_parts", "offending"]
-
 Weights = dict[str, Tensor]
 """The parameters of a model by name."""
 

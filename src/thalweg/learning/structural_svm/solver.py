@@ -16,8 +16,6 @@ from thalweg.layers.sparse import sparsemax
 from thalweg.learning.structural_svm.block import Block, Cost, Weights, blocks_of, offending, structure_of
 from thalweg.limits import COUNT, SEED, check_numbers
 
-__all__ = ["DualState", "GapPoint", "StructuralSVM"]
-
 
 class GapPoint(NamedTuple):
     """The certificate after some passes: the optimum lies between ``dual`` and ``primal``.

@@ -12,8 +12,6 @@ from thalweg.learning.losses.contrasts import from_sampler
 from thalweg.recipes.experiments.findings import Picture
 from thalweg.recipes.experiments.plots import panels, shade, to_png
 
-__all__ = ["BRANCHES", "draw_branches", "fork_pairs", "measure_branches", "train_branches"]
-
 # Energies that are compared: values of z, the loss, and how z is got rid of.
 BRANCHES: dict[str, tuple[int, str, Elimination]] = {
     "one branch, nll": (1, "nll", "sum"),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thalweg.energies.densities import POINTS, MLPEnergy, draw_points, grid_log_partition
+from thalweg.energies.densities import POINTS, MLPEnergy, draw_points, grid_log_partition, grid_points
 from thalweg.errors import ConfigError, nearest
 from thalweg.inference.langevin import langevin
 from thalweg.learning.losses.densities import (
@@ -21,10 +21,8 @@ from thalweg.learning.losses.densities import (
     score_matching,
 )
 from thalweg.recipes.experiments.branches import BRANCHES, draw_branches, measure_branches, train_branches
-from thalweg.recipes.experiments.densities_plots import draw_energies, draw_samples
-from thalweg.recipes.experiments.findings import Findings, Say, Table, check_positive, mean_and_spread
-
-__all__ = ["METHODS", "DensitiesSettings", "Learned", "learn_density", "run_densities", "sample_energy"]
+from thalweg.recipes.experiments.findings import Findings, Picture, Say, Table, check_positive, mean_and_spread
+from thalweg.recipes.experiments.plots import COLOURS, canvas, shade, to_png
 
 # Ways to learn a density; the first is the likelihood with its sum over a grid, which only few dimensions allow.
 METHODS = ("grid", "cd", "pcd", "score matching", "denoising")
@@ -215,3 +213,54 @@ def _branch_table(figures: dict[str, Any]) -> Table:
         "was found, astray: from a found one to the nearest right one; means over 81 x."
     )
     return Table("Several answers", rows, note)
+
+
+# Half the side of the square that is drawn, and how far above its least an energy is drawn.
+SIDE = 4.0
+DEPTH = 8.0
+
+
+def _panels(rows: list[str], columns: list[str]) -> tuple[Any, Any]:
+    size = (1.75 * len(columns) + 0.9, 1.75 * len(rows) + 0.3)
+    figure, axes = canvas(len(rows), len(columns), size, sharex=True, sharey=True)
+    for ax in axes.flat:
+        ax.set(xlim=(-SIDE, SIDE), ylim=(-SIDE, SIDE), aspect="equal", xticks=[], yticks=[])
+    for ax, name in zip(axes[0], columns, strict=True):
+        ax.set_title(name, fontsize=9, loc="center")
+    for ax, name in zip(axes[:, 0], rows, strict=True):
+        ax.set_ylabel(name, fontsize=9)
+    return figure, axes
+
+
+def _dots(ax: Any, points: Tensor) -> None:
+    ax.plot(points[:, 0].numpy(), points[:, 1].numpy(), ".", markersize=1.6, color=COLOURS[0], alpha=0.6)
+
+
+def draw_energies(data: dict[str, Tensor], energies: dict[str, dict[str, Callable[[Tensor], Tensor]]]) -> Picture:
+    """Each set of points beside the energies that were learned from it."""
+    methods = list(next(iter(energies.values())))
+    figure, axes = _panels(list(energies), ["data", *methods])
+    size, image = 120, None
+    points = grid_points(-SIDE, SIDE, size)
+    for row, (name, learned) in zip(axes, energies.items(), strict=True):
+        _dots(row[0], data[name])
+        for ax, energy in zip(row[1:], learned.values(), strict=True):
+            with torch.no_grad():
+                values = energy(points).view(size, size).T
+            image = shade(ax, (values - values.min()).numpy(), (-SIDE, SIDE, -SIDE, SIDE), DEPTH)
+    if image is not None:
+        figure.colorbar(image, ax=axes, label=f"energy above its least, {DEPTH:g} and more alike", shrink=0.5)
+    caption = "Points and the energies learned from them: dark valleys should lie where the points are, and only there."
+    return Picture("energies", caption, to_png(figure))
+
+
+def draw_samples(data: dict[str, Tensor], samples: dict[str, dict[str, Tensor]]) -> Picture:
+    """Each set of points beside samples from the energies that were learned from it."""
+    methods = list(next(iter(samples.values())))
+    figure, axes = _panels(list(samples), ["data", *methods])
+    for row, (name, drawn) in zip(axes, samples.items(), strict=True):
+        _dots(row[0], data[name])
+        for ax, points in zip(row[1:], drawn.values(), strict=True):
+            _dots(ax, points)
+    caption = "Points and samples from the learned energies: adjusted Langevin walks that begin anywhere and cool down."
+    return Picture("samples", caption, to_png(figure))

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from thalweg.recipes.experiments.findings import load_digit_images
 
-__all__ = ["as_pixels", "corrupted", "stored_digits"]
-
 
 def stored_digits(count: int, seed: int) -> Tensor:
     """So many digits, drawn without replacement: their mean taken off, each of norm 1, ``(count, 64)`` float32.

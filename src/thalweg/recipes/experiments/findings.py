@@ -9,8 +9,6 @@ from typing import Any
 
 from thalweg.errors import ConfigError, MissingDependencyError
 
-__all__ = ["Findings", "Picture", "Say", "Table", "check_positive", "load_digit_images", "mean_and_spread"]
-
 Say = Callable[[str], None]
 """Takes one line about the progress of an experiment."""
 

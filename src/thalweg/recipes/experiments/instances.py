@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from thalweg.errors import ConfigError, nearest
+from thalweg.errors import ConfigError
+from thalweg.limits import check_choice
 from thalweg.recipes.experiments.findings import (
     Findings,
     Picture,
@@ -22,8 +23,6 @@ from thalweg.recipes.experiments.findings import (
 )
 from thalweg.recipes.experiments.plots import COLOURS, MUTED, canvas, tidy, to_png
 from thalweg.recipes.experiments.poolings import POOLINGS, BagClassifier
-
-__all__ = ["Bags", "InstancesSettings", "area_under_curve", "make_bags", "run_instances", "train_classifier"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +78,7 @@ class InstancesSettings:
                 f"`sizes` must be pairs of a least and a largest number, {len(self.digits)} or more, got {self.sizes}"
             )
         for name in self.poolings:
-            if name not in POOLINGS:
-                raise ConfigError(f"pooling `{name}` is not known; {nearest(name, POOLINGS)}")
+            check_choice("pooling", name, POOLINGS)
 
 
 class Bags(NamedTuple):

@@ -15,8 +15,6 @@ from thalweg.layers.hopfield.separation_maps import separation as named_separati
 from thalweg.recipes.experiments.findings import Findings, Picture, Say, Table, check_positive
 from thalweg.recipes.experiments.plots import panels, to_png
 
-__all__ = ["LandscapeSettings", "descent_paths", "run_landscape"]
-
 _MARKS = {"single": "#f2c14e", "metastable": "#e4572e", "global": "#c77dff"}
 
 

@@ -13,24 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thalweg.errors import ConfigError, nearest
 from thalweg.learning import losses
+from thalweg.limits import check_choice
 from thalweg.recipes.experiments.findings import Findings, Say, Table, check_positive, load_digit_images
 from thalweg.recipes.experiments.losses_plots import draw_answers, draw_gibbs, draw_surfaces
-
-__all__ = [
-    "LOSSES",
-    "LossesSettings",
-    "SideBySide",
-    "TwoTowers",
-    "answer_grid",
-    "curve_pairs",
-    "half_interval",
-    "loss_of",
-    "run_losses",
-    "train_digits",
-    "train_surfaces",
-]
 
 # The losses that are compared, the one without a contrast first.
 LOSSES = (
@@ -80,8 +66,7 @@ class LossesSettings:
         check_positive(self, "rates", "tuning_seeds", "epochs", "batch", "hidden", "margin")
         check_positive(self, "surface_steps", "answers", "near")
         for name in self.losses:
-            if name not in LOSSES:
-                raise ConfigError(f"loss `{name}` is not known; {nearest(name, LOSSES)}")
+            check_choice("loss", name, LOSSES)
 
 
 class TwoTowers(nn.Module):

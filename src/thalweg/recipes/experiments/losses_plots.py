@@ -14,7 +14,6 @@ from thalweg.recipes.experiments.plots import COLOURS, MUTED, canvas, panels, sh
 if TYPE_CHECKING:
     from thalweg.recipes.experiments.losses import TwoTowers
 
-__all__ = ["draw_answers", "draw_gibbs", "draw_surfaces"]
 
 # What lies above this energy is drawn alike: far from the valley only the direction matters.
 TOP = 3.0

@@ -10,8 +10,6 @@ from thalweg.recipes.experiments.findings import Picture, Table
 from thalweg.tasks.report.page import command_lines, fact_list, page_of
 from thalweg.tasks.report.text import describe, escape
 
-__all__ = ["experiment_page"]
-
 
 def experiment_page(
     title: str,

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "MUTED", "canvas", "colour_of", "house_style", "panels", "shade", "show_image", "tidy", "to_png"]
 
 # Colours that stay apart for the colour-blind, in the order in which they are given out.
 COLOURS = ("#0b6e82", "#c2611f", "#2c7a4b", "#8a4f9e", "#b23b2a", "#8a7a1f", "#5f7076")

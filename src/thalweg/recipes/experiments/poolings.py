@@ -7,18 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from thalweg.errors import ConfigError, nearest
 from thalweg.layers.hopfield.learned import HopfieldPooling
-
-__all__ = [
-    "POOLINGS",
-    "BagClassifier",
-    "GatedAttentionPooling",
-    "MaxPooling",
-    "MeanPooling",
-    "MemoryPooling",
-    "make_pooling",
-]
+from thalweg.limits import check_choice
 
 
 class MeanPooling(nn.Module):
@@ -120,8 +110,7 @@ def make_pooling(name: str, size: int, states: int, beta: float) -> nn.Module:
     >>> make_pooling("mean", 4, 1, 0.1)
     MeanPooling()
     """
-    if name not in POOLINGS:
-        raise ConfigError(f"pooling `{name}` is not known; {nearest(name, POOLINGS)}")
+    check_choice("pooling", name, POOLINGS)
     return POOLINGS[name](size, states, beta)
 
 

@@ -17,20 +17,6 @@ from thalweg.errors import ConfigError
 from thalweg.recipes.experiments.findings import Findings, Say, Table, check_positive, load_digit_images
 from thalweg.recipes.experiments.score_space_plots import draw_accuracies, draw_pulls
 
-__all__ = [
-    "METHODS",
-    "Answers",
-    "Scaled",
-    "ScoreSpaceSettings",
-    "Split",
-    "by_bayes",
-    "dark_pixels",
-    "fit_mixtures",
-    "intervals",
-    "run_score_space",
-    "scores_of",
-]
-
 ALONE = "mixtures, Bayes' rule"
 METHODS: dict[str, tuple[str, ...]] = {
     "order 1, means": ("means",),

@@ -12,8 +12,6 @@ from thalweg.energies.score_space import ScoreSpace
 from thalweg.recipes.experiments.findings import Picture
 from thalweg.recipes.experiments.plots import COLOURS, MUTED, canvas, tidy, to_png
 
-__all__ = ["draw_accuracies", "draw_pulls"]
-
 
 def draw_accuracies(figures: dict[str, Any]) -> Picture:
     """Accuracy against the number of components, and with those chosen on dev, with intervals."""

@@ -14,8 +14,6 @@ from thalweg.data.text.conllu import read_conllu
 from thalweg.data.text.indicators import Indicators, word_indicators
 from thalweg.errors import DataError
 
-__all__ = ["Corpus", "Tagged", "made_sentences", "read_tagged"]
-
 Tagged = list[tuple[list[str], list[str]]]
 """Words and tags of sentences."""
 

@@ -19,8 +19,6 @@ from thalweg.limits import check_fits
 from thalweg.tasks.classify.config import ClassifyConfig
 from thalweg.tasks.runs import check_size, opened
 
-__all__ = ["ClassAnswer", "ClassPrediction", "Classifier", "build_classifier", "load_classifier"]
-
 # Images that a network sees at once outside training.
 AT_ONCE = 256
 
@@ -84,7 +82,7 @@ class Classifier:
         mean, std: of each channel of the training images, in [0, 1].
         meta: of the checkpoint it comes from.
 
-    >>> from thalweg.energies.convnet.model import ConvNetConfig
+    >>> from thalweg.energies.convnet.config import ConvNetConfig
     >>> net = ConvNet(ConvNetConfig(channels=(4,), hidden=()), classes=2, channels=1, size=(8, 8))
     >>> classifier = Classifier(net, ("dark", "light"), [0.5], [0.25])
     >>> classifier.log_probs(torch.zeros(3, 1, 8, 8, dtype=torch.uint8)).shape

@@ -6,12 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from thalweg.data.images.augmentation import Augmentation
-from thalweg.energies.convnet.model import ConvNetConfig
+from thalweg.energies.convnet.config import ConvNetConfig
 from thalweg.errors import ConfigError
 from thalweg.learning.settings import ClassTraining
-from thalweg.limits import PROCESSES, SEED, SIDE, check_choices, check_numbers
-
-__all__ = ["DEFAULT_PRESET", "IMAGE_PRESETS", "AugmentConfig", "ClassifyConfig", "ImageDataConfig"]
+from thalweg.limits import PROCESSES, SEED, SIDE, check_choices, check_numbers, check_shares
 
 # Images whose mirror image is another class, or none: a digit.
 _ONE_SIDED = ("digits",)
@@ -48,9 +46,7 @@ class ImageDataConfig:
 
     def __post_init__(self) -> None:
         check_choices(self, "data")
-        for name in ("held_out", "held_out_test"):
-            if not 0 < getattr(self, name) < 1:
-                raise ConfigError(f"data.{name} must be in (0, 1), got {getattr(self, name)}")
+        check_shares(self, "data", "(0, 1)", "held_out", "held_out_test")
         sides = (self.size,) if isinstance(self.size, int) else self.size
         if not 1 <= len(sides) <= 2 or min(sides) < 0 or (len(sides) == 2 and min(sides) < 1) or max(sides) > SIDE:
             raise ConfigError(

@@ -9,8 +9,6 @@ import torch
 from thalweg.diagnostics.costs import CostTable
 from thalweg.energies.convnet.model import ConvNet
 
-__all__ = ["flattening_costs"]
-
 
 def flattening_costs(net: ConvNet, table: CostTable) -> list[str]:
     """What flattening costs: the same network with each channel's mean, which is never run.

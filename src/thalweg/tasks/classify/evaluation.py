@@ -37,8 +37,6 @@ from thalweg.tasks.config import config_from
 from thalweg.tasks.names import check_name, file_name
 from thalweg.tasks.runs import Listener
 
-__all__ = ["ClassEvaluation", "evaluate", "named_images"]
-
 
 @dataclass(frozen=True)
 class ClassEvaluation(Evaluation):
@@ -67,11 +65,6 @@ class ClassEvaluation(Evaluation):
     confusion: NDArray[Any] = field(default_factory=lambda: np.zeros((0, 0)))
     temperature: float | None = None
     calibrated: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def images_per_second(self) -> float:
-        """Images looked at a second."""
-        return self.speed
 
     def said(self) -> str:
         """What was done, in a line."""
@@ -188,7 +181,8 @@ def named_images(
         classifier: whose classes, size and colours they get; its own data are those of ``meta["config"]``.
         spec, root: as in :func:`evaluate`.
 
-    >>> from thalweg.energies.convnet.model import ConvNet, ConvNetConfig
+    >>> from thalweg.energies.convnet.model import ConvNet
+    >>> from thalweg.energies.convnet.config import ConvNetConfig
     >>> net = ConvNet(ConvNetConfig(channels=(4,), hidden=()), classes=10, channels=1, size=(8, 8))
     >>> split, name = named_images(Classifier(net, "0123456789", [0.5], [0.25]), "digits:val")
     >>> name, len(split)

@@ -14,7 +14,6 @@ from thalweg.tasks.diagnosis.remedies import Remedies
 if TYPE_CHECKING:
     from thalweg.tasks.classify.measures import ImageDiagnosis, ImageLook
 
-__all__ = ["ImageRemedies", "image_findings"]
 
 # Share of a layer's channels that hardly vary, or of a norm's groups without variance, worth a word.
 CONSTANT, FLAT = 0.2, 0.05

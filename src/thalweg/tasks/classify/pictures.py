@@ -28,7 +28,6 @@ from thalweg.tasks.classify.classifier import Classifier
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["as_uri", "draw_confusion", "draw_mistakes", "draw_reliability", "mosaic", "pictures", "worst_mistakes"]
 
 # Mistakes on the contact sheet, images with their saliency, channels of a block's maps.
 MISTAKES, EXAMPLES, CHANNELS = 24, 6, 32

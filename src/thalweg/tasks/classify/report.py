@@ -15,7 +15,6 @@ from thalweg.tasks.report.text import as_list, as_number, escape, figure, foreig
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["ImageReport"]
 
 # Only what an evaluation writes itself is shown as a picture.
 PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")

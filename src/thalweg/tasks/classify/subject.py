@@ -21,8 +21,6 @@ from thalweg.tasks.config import as_settings, config_from
 from thalweg.tasks.diagnosis.subject import Subject, Words, planned_steps
 from thalweg.tasks.runs import as_begun
 
-__all__ = ["ImageSubject", "open_image_subject"]
-
 
 @dataclass(frozen=True)
 class ImageSubject(Subject):

@@ -19,9 +19,8 @@ from thalweg.tasks.runs import Listener, TrainResult
 if TYPE_CHECKING:
     from thalweg.tasks.classify.evaluation import ClassEvaluation
     from thalweg.tasks.classify.report import ImageReport
+    from thalweg.tasks.classify.serving import ImageServant
     from thalweg.tasks.classify.subject import ImageSubject
-
-__all__ = ["TASK", "Classification"]
 
 
 class Classification(Task):
@@ -105,14 +104,20 @@ class Classification(Task):
                 listener({"event": "skipped", "message": f"skipped {file}: {reason}"})
         yield from classifier.predict(images, k=k, temperature=temperature)
 
+    def serving(self, run: str | Path, *, device: str = "auto") -> ImageServant:
+        """Images as they come."""
+        from thalweg.tasks.classify.serving import ImageServant
+
+        return ImageServant(self.load(run, device=device), run)
+
     def after_training(self, result: TrainResult, root: Path | None = None) -> None:
         """The validation images are looked at closely, for the report."""
         if result.best_epoch:
             self.evaluate(result.run, "val", root=root)
 
     def next_steps(self, run: str) -> list[str]:
-        """The run's own test images, and an image."""
-        return [f"thalweg evaluate {run}", f"thalweg predict {run} --k 3 IMAGE.png"]
+        """The run's own test images, an image, and a page to drop images on."""
+        return [f"thalweg evaluate {run}", f"thalweg predict {run} --k 3 IMAGE.png", f"thalweg serve {run}"]
 
     def report(self) -> ImageReport:
         """Classes, confusions, calibration, mistakes, what the network sees."""

@@ -12,24 +12,20 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-import thalweg
 from thalweg.data.images.batches import ImageBatches
 from thalweg.data.images.reading import ImageData, ImageSplit, channel_statistics, read_images
 from thalweg.energies.convnet.model import ConvNet
 from thalweg.errors import ConfigError, DataError
 from thalweg.learning.losses.classes import ClassLoss
-from thalweg.learning.trainer import Trainer, Watch, resolve_device
+from thalweg.learning.trainer import Watch, resolve_device
 from thalweg.limits import check_threads, within_memory
 from thalweg.metrics.classification import score_classes
 from thalweg.tasks.classify.classifier import Classifier, build_classifier
 from thalweg.tasks.classify.config import ClassifyConfig, ImageDataConfig
-from thalweg.tasks.config import as_settings
-from thalweg.tasks.runs import Listener, RunLog, TrainResult, goes_on
+from thalweg.tasks.runs import Listener, RunLog, TrainResult, meta_of
 
 # Of a long list, this many are named.
 SHOWN = 10
-
-__all__ = ["dev_metrics", "open_images", "told", "train"]
 
 
 @within_memory("lower training.batch_size, data.size or the sizes of the model")
@@ -49,9 +45,8 @@ def train(
     ...
     thalweg.errors.ConfigError: no images: give a folder, a zip or `digits`, or `data.path` in the config
     """
-    out = Path(out)
     check_threads(config.training.threads)
-    resume = goes_on(out, resume)
+    log = RunLog(out, listener, resume=resume, unit="images", noun="classification")
     device = resolve_device(config.training.device)
     data = open_images(config.data, root=root, listener=listener)
     training, dev = data.train, data.val
@@ -65,31 +60,20 @@ def train(
     channels, height, width = data.shape
     torch.manual_seed(config.training.seed)
     model = build_classifier(config, len(data.classes), channels, (height, width), trained=device == "cpu")
-    meta = {
-        "task": "classify",
-        "version": thalweg.__version__,
-        "config": as_settings(config),
-        "classes": list(data.classes),
-        "channels": channels,
-        "size": [height, width],
-        "mean": mean.tolist(),
-        "std": std.tolist(),
-        "data": _digest(training, mean, std),
-    }
-    log = RunLog(out / "log.jsonl", listener, unit="images", noun="classification")
-    trainer = Trainer(
-        model,
-        config.training,
-        loss=ClassLoss(config.training),
-        evaluate=_dev_evaluator(Classifier(model, data.classes, mean, std), dev),
-        directory=out,
-        meta=meta,
-        listener=log,
-        watch=watch,
+    meta = meta_of(
+        config,
+        classes=list(data.classes),
+        channels=channels,
+        size=[height, width],
+        mean=mean.tolist(),
+        std=std.tolist(),
+        data=_digest(training, mean, std),
     )
     facts = _facts(data, training, dev, config)
+    evaluate = _dev_evaluator(Classifier(model, data.classes, mean, std), dev)
+    parts = {"loss": ClassLoss(config.training), "evaluate": evaluate, "watch": watch}
     with _fast_convolutions(device):
-        return log.train(trainer, batches, config, facts, len(training), resume=resume, lines=_lines(facts))
+        return log.train(model, batches, config, meta=meta, facts=facts, told={"lines": _lines(facts)}, **parts)
 
 
 def _batches(config: ClassifyConfig, training: ImageSplit, mean: Tensor, std: Tensor, device: str) -> ImageBatches:

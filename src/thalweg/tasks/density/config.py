@@ -7,10 +7,8 @@ from typing import Any, Literal, cast
 
 from thalweg.errors import ConfigError
 from thalweg.learning.settings import TrainerConfig
-from thalweg.limits import COUNT, DEPTH, SEED, WIDTH, check_numbers
+from thalweg.limits import COUNT, DEPTH, SEED, WIDTH, check_numbers, check_shares
 from thalweg.tasks.config import learnt_with
-
-__all__ = ["DensityConfig", "DensityTraining", "HMMShape", "MixtureShape", "TableConfig", "VAEShape"]
 
 Covariance = Literal["full", "tied", "diagonal", "spherical"]
 
@@ -37,8 +35,7 @@ class TableConfig:
     standardise: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.held_out < 1:
-            raise ConfigError(f"data.held_out must be in (0, 1), got {self.held_out}")
+        check_shares(self, "data", "(0, 1)", "held_out")
         check_numbers(self, "data", 0, SEED, "split_seed")
 
 

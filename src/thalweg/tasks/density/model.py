@@ -25,8 +25,6 @@ from thalweg.learning.trainer import resolve_device
 from thalweg.tasks.density.config import DensityConfig, HMMShape, MixtureShape, VAEShape
 from thalweg.tasks.runs import check_size, opened
 
-__all__ = ["Density", "Part", "Rating", "build_estimator", "load_density"]
-
 # Held-out items are ranked by this many levels of their density.
 LEVELS = 1001
 # Rows that are scored together.

@@ -15,7 +15,6 @@ from thalweg.tasks.report.text import as_list, as_number, figure, foreign, note
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["DensityReport"]
 
 UNUSUAL = 0.01
 SIZE = (4.4, 3.2)

@@ -23,8 +23,8 @@ from thalweg.tasks.runs import Listener, TrainResult
 
 if TYPE_CHECKING:
     from thalweg.tasks.density.report import DensityReport
+    from thalweg.tasks.density.serving import RowServant
 
-__all__ = ["TASK", "DensityTask"]
 
 UNUSUAL = 0.01
 """An item whose rank is below this is unusual."""
@@ -120,14 +120,20 @@ class DensityTask(Task):
         for path in inputs:
             yield from model.predict(read_table(path, sequence=config.data.sequence), k)
 
+    def serving(self, run: str | Path, *, device: str = "auto") -> RowServant:
+        """Rows as they come."""
+        from thalweg.tasks.density.serving import RowServant
+
+        return RowServant(self.load(run, device=device), run)
+
     def after_training(self, result: TrainResult, root: Path | None = None) -> None:
         """All rows are looked at, for the report."""
         if result.best_epoch:
             self.evaluate(result.run)
 
     def next_steps(self, run: str) -> list[str]:
-        """Another table, and its unusual rows."""
-        return [f"thalweg evaluate {run} NEW.csv", f"thalweg predict {run} NEW.csv"]
+        """Another table, its unusual rows, and a service for single ones."""
+        return [f"thalweg evaluate {run} NEW.csv", f"thalweg predict {run} NEW.csv", f"thalweg serve {run}"]
 
     def report(self) -> DensityReport:
         """Where the rows lie, and the unusual ones."""

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import thalweg
 from thalweg.data.tables import Table, read_table
 from thalweg.energies.hmm.model import HMM
 from thalweg.energies.hmm.states import left_to_right
@@ -21,14 +20,11 @@ from thalweg.energies.mixture.model import GaussianMixture
 from thalweg.energies.variational.model import VAE
 from thalweg.errors import ConfigError, DataError
 from thalweg.learning.settings import Moment
-from thalweg.learning.trainer import Trainer, Watch, resolve_device
+from thalweg.learning.trainer import Watch, resolve_device
 from thalweg.limits import check_threads, within_memory
-from thalweg.tasks.config import as_settings
 from thalweg.tasks.density.config import DensityConfig, HMMShape, MixtureShape, VAEShape
 from thalweg.tasks.density.model import Density, build_estimator
-from thalweg.tasks.runs import Listener, RunLog, TrainResult, goes_on
-
-__all__ = ["train"]
+from thalweg.tasks.runs import Listener, RunLog, TrainResult, meta_of
 
 # Iterations that a start is tried for.
 _TRIED = 5
@@ -53,9 +49,8 @@ def train(
     """
     if not config.data.path:
         raise ConfigError("no numbers: give a CSV file or a .npy, or `data.path` in the config")
-    out = Path(out)
     check_threads(config.training.threads)
-    resume = goes_on(out, resume)
+    log = RunLog(out, listener, resume=resume, unit="rows", noun="density")
     device = torch.device(resolve_device(config.training.device))
     table = read_table(config.data.path, sequence=config.data.sequence)
     training, dev = _split(table, config)
@@ -69,27 +64,18 @@ def train(
         model.estimator = _begin(config, model, training)
     batches = Rows(model.standardised(training), config) if gradient else Whole()
     config = dataclasses.replace(config, training=config.training.planned(len(batches)))
-    meta = {
-        "task": "density",
-        "version": thalweg.__version__,
-        "config": as_settings(config),
-        "columns": list(table.names),
-        "data": _digest(training),
-    }
-    log = RunLog(out / "log.jsonl", listener, unit="rows", noun="density")
-    trainer = Trainer(
+    facts = _facts(table, training, dev)
+    result = log.train(
         model,
-        config.training,
+        batches,
+        config,
+        meta=meta_of(config, columns=list(table.names), data=_digest(training)),
+        facts=facts,
         loss=_bound if gradient else Climb(model, training),
         evaluate=lambda raw: {"nll": -float(np.mean(cast(Density, raw).learn_levels(dev)))},
-        directory=out,
-        meta=meta,
-        listener=log,
         watch=watch,
+        told={"lines": [f"{split:<7} {facts[split]['summary']}" for split in ("train", "dev")]},
     )
-    facts = _facts(table, training, dev)
-    lines = [f"{split:<7} {facts[split]['summary']}" for split in ("train", "dev")]
-    result = log.train(trainer, batches, config, facts, len(training.values), resume=resume, lines=lines)
     if not gradient and listener is not None and (wrong := getattr(model.estimator, "degenerate_", None)):
         listener({"event": "message", "message": f"degenerate parts: {_said(wrong)}; ask for fewer, or other seeds"})
     return result

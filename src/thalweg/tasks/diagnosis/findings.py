@@ -10,8 +10,6 @@ from typing import Literal
 from thalweg.diagnostics.saturation import TWO_SIDED
 from thalweg.tasks.diagnosis.measures import Diagnosis
 
-__all__ = ["LOST", "Finding", "Severity", "findings"]
-
 Severity = Literal["problem", "warning", "note", "good"]
 """How bad a finding is; a ``note`` says what is so and needs nothing done."""
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from thalweg.tasks.diagnosis.findings import Finding
     from thalweg.tasks.report.tables import Line
 
-__all__ = ["DepthSpectrum", "Diagnosis", "LayerSpans", "Reading", "diagnose", "measure_plain", "train_a_little"]
-
 
 @dataclass(frozen=True)
 class LayerSpans:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Remedies"]
-
 
 class Remedies:
     """For any model: slower steps. A task's own kind knows more.

@@ -13,8 +13,6 @@ from thalweg.tasks.report.run import read_log
 if TYPE_CHECKING:
     from thalweg.tasks.diagnosis.measures import Diagnosis
 
-__all__ = ["Subject", "Words", "planned_steps"]
-
 
 @dataclass(frozen=True)
 class Words:

@@ -14,7 +14,6 @@ from thalweg.tasks.report.text import escape, foreign
 if TYPE_CHECKING:
     from thalweg.tasks.comparison import Comparison
 
-__all__ = ["comparison_page"]
 
 SURE = 0.05
 """A difference with a p-value below this is printed bold."""

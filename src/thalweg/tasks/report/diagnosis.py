@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from thalweg.tasks.diagnosis.findings import Finding
     from thalweg.tasks.diagnosis.measures import Diagnosis
 
-__all__ = ["Line", "chart", "time_section", "write_diagnosis"]
 
 # Lines of a chart that the page has colours for; further ones are muted.
 ROLES = ("first", "second", "best", "muted")

@@ -11,8 +11,6 @@ from string import Template
 from thalweg.files import write_text
 from thalweg.tasks.report.text import escape, foreign
 
-__all__ = ["bar", "chart_card", "command_lines", "fact_list", "page_of", "sectioned", "tile", "write_page"]
-
 # What a page may load: nothing, or images that lie in it.
 _POLICY = ("default-src 'none';", "default-src 'none'; img-src data:;")
 

@@ -10,8 +10,6 @@ from thalweg.tasks.report.text import figure, foreign, note
 if TYPE_CHECKING:
     from thalweg.tasks.report.run import EvaluationRecord, RunRecord
 
-__all__ = ["ReportPart"]
-
 
 class ReportPart:
     """What a report shows that only the task knows.

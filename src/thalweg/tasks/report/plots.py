@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLOURS", "Curve", "curve_svg", "inline_svg", "style_axes", "svg_of"]
 
 # matplotlib knows no CSS variables: it draws in these stand-ins, which are exchanged in the finished SVG.
 COLOURS = {

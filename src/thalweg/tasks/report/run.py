@@ -20,8 +20,6 @@ from thalweg.tasks.report.part import ReportPart
 from thalweg.tasks.report.tables import FIRST
 from thalweg.tasks.report.text import as_number
 
-__all__ = ["EvaluationRecord", "RunRecord", "TrainingLog", "read_log", "read_run"]
-
 SAMPLES = 8
 WORST = 20
 CONFUSIONS = 25

@@ -19,7 +19,6 @@ from thalweg.tasks.sweep_files import best_yaml
 if TYPE_CHECKING:
     from thalweg.tasks.sweeping import SweepPlan
 
-__all__ = ["write_sweep_report"]
 
 MARKS = {"complete": "ok", "pruned": "cut", "failed": "bad", "running": "muted"}
 # Rows of the table that are open at once.

@@ -14,7 +14,6 @@ from thalweg.tasks.report.plots import COLOURS, style_axes, svg_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Axis", "Dot", "axis_of", "curves_svg", "parallel_svg", "slice_svg"]
 
 # Values of one axis that are written out; of more, some are left out.
 LABELS = 7

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from thalweg.tasks.report.text import closest, difference, escape, foreign
 
-__all__ = ["FIRST", "Line", "outputs_table", "row_of", "table_of"]
-
 FIRST = 10
 """Answers shown beside their references."""
 

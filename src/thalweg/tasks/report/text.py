@@ -13,21 +13,6 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = [
-    "as_list",
-    "as_number",
-    "closest",
-    "describe",
-    "difference",
-    "duration",
-    "escape",
-    "figure",
-    "foreign",
-    "note",
-    "probability",
-    "symbol",
-]
-
 # HTML allows no C0 and C1 controls but tab and newline; lone surrogates cannot be written as UTF-8.
 FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 

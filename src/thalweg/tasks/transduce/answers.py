@@ -12,18 +12,6 @@ from typing import Any, NamedTuple, Protocol
 from thalweg.inference import Hypotheses, Loop, loop_at_end
 from thalweg.tasks.transduce.codec import Codec, Piece
 
-__all__ = [
-    "Answer",
-    "Joins",
-    "Prediction",
-    "Source",
-    "cut_at",
-    "join_answers",
-    "read_answers",
-    "with_attention",
-    "with_shares",
-]
-
 
 class Joins(Protocol):
     """A way of writing symbols as one text."""
@@ -56,6 +44,7 @@ class Answer:
         share: its probability over that of all answers given beside it, itself included.
         optimal: whether it is proved to be the most probable of all; None from searches that prove nothing.
         votes: how many runs of a jury gave it; None where none voted.
+        origin: who gave it, where that is not always the model.
 
     >>> Answer("k æ t", ("k", "æ", "t"), 0.0, True).probability
     1.0
@@ -69,6 +58,7 @@ class Answer:
     share: float = 1.0
     optimal: bool | None = None
     votes: int | None = None
+    origin: str | None = None
 
     @property
     def probability(self) -> float:
@@ -99,7 +89,8 @@ class Answer:
         }
         loop = self.loop
         round_and_round = None if loop is None else {"cycle": list(loop.cycle), "times": loop.times}
-        more = {"optimal": self.optimal, "votes": self.votes, "loop": round_and_round, "attention": self.attention}
+        more = {"from": self.origin, "optimal": self.optimal, "votes": self.votes, "loop": round_and_round}
+        more |= {"attention": self.attention}
         return fields | {name: value for name, value in more.items() if value is not None}
 
 

@@ -12,8 +12,6 @@ from thalweg.data import Alphabet, Symbols
 from thalweg.data.text.subwords import Subwords
 from thalweg.data.text.tokenizer import TokenizerSymbols, Vocabulary, pack_tokenizer, unpack_tokenizer
 
-__all__ = ["Codec", "Piece", "is_tag", "read_sides", "tag_symbol", "write_sides"]
-
 Piece = tuple[str, ...]
 """Symbols of a text or of a part of it, tags first."""
 

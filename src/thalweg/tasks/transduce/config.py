@@ -6,15 +6,11 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from thalweg.data.text.subwords import SubwordKind
-from thalweg.energies.seq2seq.model import Seq2SeqConfig
-from thalweg.errors import ConfigError
 from thalweg.learning.settings import TrainingConfig
-from thalweg.limits import WIDTH, check_choices, check_numbers
+from thalweg.limits import WIDTH, check_choices, check_numbers, check_shares
 from thalweg.tasks.config import learnt_with
-from thalweg.tasks.transduce.presets import FAMILIES, FAMILY_TRAINING, PRESETS, ModelConfig
+from thalweg.tasks.transduce.presets import FAMILIES, FAMILY_TRAINING, PRESETS, AutoConfig, ModelConfig
 from thalweg.tasks.transduce.search_settings import SearchConfig
-
-__all__ = ["DataConfig", "TransduceConfig"]
 
 Splitting = Literal["auto", "characters", "graphemes", "spaced", "subwords"]
 Normalising = Literal["auto", "nfc", "nfd", "none"]
@@ -52,8 +48,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_numbers(self, "data", 1, WIDTH, "vocabulary")
-        if not 0 < self.held_out < 1:
-            raise ConfigError(f"data.held_out must be in (0, 1), got {self.held_out}")
+        check_shares(self, "data", "(0, 1)", "held_out")
         check_choices(self, "data")
 
 
@@ -62,15 +57,15 @@ class TransduceConfig:
     """Everything about a transduction run; ``search`` is the one used to measure on the dev data while training.
 
     In plain settings ``model`` may be the name of a preset (``model: causal``), or a section that names its ``family``:
-    ``recurrent``, which it is without a name, ``transformer`` or ``pretrained``. What ``training`` does not say is what
-    the family learns with.
+    ``recurrent``, which it is without a name, ``monotonic``, ``transformer`` or ``pretrained``. What ``training`` does
+    not say is what the family learns with. Where nothing is said of the model it is chosen by the training pairs.
 
-    >>> TransduceConfig(data=DataConfig(train="train.tsv")).model.cell
-    'lstm'
+    >>> TransduceConfig(data=DataConfig(train="train.tsv")).model
+    AutoConfig()
     """
 
     data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=Seq2SeqConfig)
+    model: ModelConfig = field(default_factory=AutoConfig)
     training: TrainingConfig = field(default=cast(TrainingConfig, None))  # its family's, which only an instance knows
     search: SearchConfig = field(default_factory=SearchConfig)
 

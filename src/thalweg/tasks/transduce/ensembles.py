@@ -15,12 +15,12 @@ from thalweg.errors import ConfigError
 from thalweg.inference import Ensemble
 from thalweg.inference.search.ensemble import count_votes
 from thalweg.layers.padded import Padded
+from thalweg.tasks.boxed.models import boxed
+from thalweg.tasks.registry import task_of_run
 from thalweg.tasks.transduce.answers import Answer, Prediction, Source
 from thalweg.tasks.transduce.models import SequenceModel
 from thalweg.tasks.transduce.search_settings import SearchConfig
-from thalweg.tasks.transduce.transducer import Transducer, load
-
-__all__ = ["AttentiveEnsemble", "VotingTransducer", "open_runs"]
+from thalweg.tasks.transduce.transducer import Transducer, load, members_of
 
 
 class AttentiveEnsemble(Ensemble):
@@ -84,7 +84,8 @@ def open_runs(
     """One run as it is, several as the mean of their probabilities or as a vote.
 
     Args:
-        runs: run directories; for the mean their alphabets must be equal, for a vote the way of writing targets.
+        runs: run directories, each with its members if it is of an ensemble; for the mean their alphabets must be
+            equal, for a vote the way of writing targets.
         vote: each run gives its own answer, and the answer of most is taken.
         precision, device: as for :func:`load`.
 
@@ -93,7 +94,8 @@ def open_runs(
     ...
     thalweg.errors.CheckpointError: absent/model.safetensors: expected a checkpoint, got no such file; ...
     """
-    members = [load(run, precision=precision, device=device) for run in runs]
+    runs = [member for run in runs for member in members_of(run)]
+    members = [_open(run, precision=precision, device=device) for run in runs]
     first = members[0]
     if len(members) == 1:
         return first
@@ -104,6 +106,11 @@ def open_runs(
     longest = max(member.longest for member in members)
     together = AttentiveEnsemble([member.model for member in members])
     return Transducer(together, first.source, first.target, longest=longest, meta=first.meta)
+
+
+def _open(run: str | Path, **options: str) -> Transducer:
+    """A run's transducer; of a model in the box the one that its own task makes."""
+    return load(run, **options) if boxed(run) is None else task_of_run(run).load(run, **options)
 
 
 def _check_alike(first: str | Path, one: Transducer, run: str | Path, other: Transducer, *, vote: bool) -> None:

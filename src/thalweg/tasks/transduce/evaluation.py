@@ -30,8 +30,6 @@ from thalweg.tasks.transduce.search_settings import SearchConfig
 from thalweg.tasks.transduce.training import words_of
 from thalweg.tasks.transduce.transducer import Transducer
 
-__all__ = ["PairEvaluation", "evaluate"]
-
 GAP = "∅"
 PICTURES = 12
 
@@ -54,11 +52,6 @@ class PairEvaluation(Evaluation):
 
     search: str = "beam"
     exact: OptimalityReport | None = None
-
-    @property
-    def words_per_second(self) -> float:
-        """Sources answered a second."""
-        return self.speed
 
     def said(self) -> str:
         """What was done, in a line."""
@@ -151,7 +144,7 @@ def evaluate(
     answers = [[side.counted(answer.symbols) for answer in p.answers] for p in predictions]
     gold = [[side.units(text) for text in item.references] for item in items]
     ks = sorted({n for n in (3, 5, 10, k) if 1 < n <= k})
-    tally = _tally(side, answers, gold, ks, words_of(side, pairs.targets()))
+    tally = tally_of(side, answers, gold, ks, words_of(side, pairs.targets()))
     scores = scored(tally)
     measured = Measured(
         sources=tuple(_named(item) for item in items),
@@ -185,10 +178,20 @@ def evaluate(
     return PairEvaluation(directory, spec, scores, len(items), speed, how.search, exact, measured=measured)
 
 
-def _tally(
+def tally_of(
     side: Codec, answers: list[list[Piece]], gold: list[list[Piece]], ks: Sequence[int], words: Words
 ) -> StringTally:
-    """What is counted; of sentences, and of what a model of pieces writes, also the text itself."""
+    """What is counted; of sentences, and of what a model of pieces writes, also the text itself.
+
+    Args:
+        side: of the targets; answers: cut into units, the best first; gold: the references of each item, likewise.
+        ks: ranks of WER@k; words: what counts as a word.
+
+    >>> from thalweg.data import Alphabet, Symbols
+    >>> side = Codec(Symbols(), Alphabet.build(["ab"]))
+    >>> len(tally_of(side, [[("a",)]], [[("b",)]], (), "item"))
+    1
+    """
     written = words == "space" or side.pieced
     unit = "characters, NFC" if side.pieced else str(side.symbols)
     tally = StringTally(answers, gold, ks=ks, words=words, text=side.join_units if written else None, unit=unit)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.energies.seq2seq.model import Seq2SeqConfig
+from thalweg.energies.transformer.config import TransformerConfig
 from thalweg.tasks.diagnosis.findings import LOST, Finding
 from thalweg.tasks.diagnosis.remedies import Remedies
 from thalweg.tasks.transduce.presets import ModelConfig
 
 if TYPE_CHECKING:
     from thalweg.tasks.diagnosis.measures import Diagnosis
-
-__all__ = ["PairRemedies", "pair_findings"]
 
 
 class PairRemedies(Remedies):
@@ -30,10 +28,10 @@ class PairRemedies(Remedies):
     def paths(self, stack: str = "") -> tuple[str, ...]:
         """Open a way through many layers of a stack."""
         model = self.model
-        if isinstance(model, PretrainedConfig):
-            return ("training.warmup=400",)
-        if not isinstance(model, Seq2SeqConfig):
+        if isinstance(model, TransformerConfig):
             return ("model.norm=pre",) if model.norm == "post" else ("training.warmup=4000",)
+        if not isinstance(model, Seq2SeqConfig):
+            return ("training.warmup=400",)
         change = []
         if model.residual == "none":
             change.append("model.residual=residual")
@@ -54,7 +52,8 @@ class PairRemedies(Remedies):
 
     def clipped(self) -> tuple[str, ...]:
         """Gradients far larger than what clipping leaves of them."""
-        return ("model.norm=layer", "training.warmup=400")
+        norm = isinstance(self.model, Seq2SeqConfig | TransformerConfig)
+        return (*(("model.norm=layer",) if norm else ()), "training.warmup=400")
 
 
 def pair_findings(diagnosis: Diagnosis) -> Iterator[Finding]:

@@ -25,8 +25,6 @@ from thalweg.tasks.runs import Listener
 from thalweg.tasks.transduce.codec import Codec
 from thalweg.tasks.transduce.config import TransduceConfig
 
-__all__ = ["train_masked"]
-
 _HELD_OUT, _SEED = 0.05, 1
 # Of the hidden symbols, so many are replaced by another and so many stay (Devlin et al., 2019).
 _OTHER, _SAME = 0.1, 0.1

@@ -30,7 +30,6 @@ from thalweg.tasks.transduce.training import batches_of
 if TYPE_CHECKING:
     from thalweg.tasks.transduce.subject import PairSubject
 
-__all__ = ["PairDiagnosis", "diagnose_pairs"]
 
 # States wider than this are not taken apart: a Jacobian costs a backward pass a feature.
 WIDEST = 512

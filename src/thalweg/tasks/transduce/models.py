@@ -11,10 +11,12 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from thalweg.energies.monotonic.model import Monotonic, MonotonicConfig
 from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.energies.pretrained.model import Pretrained
 from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
-from thalweg.energies.transformer.model import Transformer, TransformerConfig
+from thalweg.energies.transformer.config import TransformerConfig
+from thalweg.energies.transformer.model import Transformer
 from thalweg.inference.search.protocol import Autoregressive
 from thalweg.layers.low_precision import Precision, reduce_precision
 from thalweg.layers.padded import Padded
@@ -22,9 +24,8 @@ from thalweg.limits import check_fits
 from thalweg.tasks.runs import check_size
 from thalweg.tasks.transduce.codec import Codec
 from thalweg.tasks.transduce.config import TransduceConfig
+from thalweg.tasks.transduce.presets import AutoConfig
 from thalweg.tasks.transduce.pretrained import build_pretrained, restore_pretrained
-
-__all__ = ["SequenceModel", "build_model", "device_of_model", "load_model", "longest_answer", "with_precision"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -58,7 +59,7 @@ def device_of_model(model: SequenceModel) -> torch.device:
 
 def build_model(
     config: TransduceConfig, source: Codec, target: Codec, *, trained: bool = False, masked: Path | None = None
-) -> Seq2Seq | Transformer | Pretrained:
+) -> Seq2Seq | Monotonic | Transformer | Pretrained:
     """A model of the config's family and shape for the two alphabets: fresh, or of a checkpoint.
 
     One that the memory cannot hold, with what training adds where it is to be ``trained`` there, is an
@@ -73,16 +74,20 @@ def build_model(
     """
     if isinstance(config.model, PretrainedConfig):
         return build_pretrained(config.model, source, target, masked)
-    widths = "hidden, model.embedding" if isinstance(config.model, Seq2SeqConfig) else "width, model.feedforward"
+    widths = "width, model.feedforward" if isinstance(config.model, TransformerConfig) else "hidden, model.embedding"
     plain = partial(_model, _without_pointer(config), source, target)
     check_fits(plain, trained=trained, remedy=f"lower model.{widths} or the number of layers")
     return _model(config, source, target)
 
 
-def _model(config: TransduceConfig, source: Codec, target: Codec) -> Seq2Seq | Transformer:
+def _model(config: TransduceConfig, source: Codec, target: Codec) -> Seq2Seq | Monotonic | Transformer:
     S, V = len(source.alphabet), len(target.alphabet)
+    if isinstance(config.model, AutoConfig):  # without pairs there is nothing to choose by
+        return Seq2Seq(Seq2SeqConfig(), source_size=S, target_size=V, **target.special)
     if isinstance(config.model, Seq2SeqConfig):
         return Seq2Seq(config.model, source_size=S, target_size=V, **target.special)
+    if isinstance(config.model, MonotonicConfig):
+        return Monotonic(config.model, source_size=S, target_size=V, **target.special)
     assert isinstance(config.model, TransformerConfig)
     copies = None
     if config.model.pointer:
@@ -107,7 +112,7 @@ def load_model(
     target: Codec,
     weights: Mapping[str, Tensor],
     stored: Mapping[str, Any] | None = None,
-) -> Seq2Seq | Transformer | Pretrained:
+) -> Seq2Seq | Monotonic | Transformer | Pretrained:
     """The model of :func:`build_model` with the weights of a file.
 
     Args:

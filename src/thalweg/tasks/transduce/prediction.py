@@ -15,8 +15,6 @@ from thalweg.tasks.transduce.answers import Prediction, Source
 from thalweg.tasks.transduce.ensembles import open_runs
 from thalweg.tasks.transduce.search_settings import SearchConfig
 
-__all__ = ["predict_lines"]
-
 
 def predict_lines(
     run: str | Path,
@@ -82,7 +80,7 @@ def predict_lines(
     stream = transducer.predict(
         sources, k=k, how=how, attention=attention, unknown=unknown, batch_size=batch_size or size
     )
-    yield from _reported(stream, tell, copied=unknown == "copy")
+    yield from _reported(stream, tell, fate="copied" if unknown == "copy" else transducer.fate)
 
 
 def _tagged(texts: Sequence[str], features: Sequence[str]) -> Iterator[Source]:
@@ -126,10 +124,9 @@ def _one_line(text: str) -> str:
     return text.strip()
 
 
-def _reported(stream: Iterable[Prediction], tell: Callable[[str], None], *, copied: bool) -> Iterator[Prediction]:
+def _reported(stream: Iterable[Prediction], tell: Callable[[str], None], *, fate: str) -> Iterator[Prediction]:
     """The same predictions; symbols and tags that the model has never seen are told of once."""
     reported: set[str] = set()
-    fate = "copied" if copied else "read as unknown; --unknown copy copies such symbols"
     for prediction in stream:
         for symbol in prediction.unknown:
             if symbol not in reported:

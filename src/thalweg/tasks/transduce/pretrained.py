@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from thalweg.data import Symbols
+from thalweg.data.text.subwords import Subwords
 from thalweg.data.text.tokenizer import TokenizerSymbols, load_tokenizer
 from thalweg.energies.pretrained.adapting import merged
 from thalweg.energies.pretrained.config import PretrainedConfig
@@ -24,9 +27,6 @@ from thalweg.energies.pretrained.model import Pretrained, reach_of
 from thalweg.energies.pretrained.task_parameters import TaskParameters
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.tasks.transduce.codec import Codec
-from thalweg.tasks.transduce.exporting import as_tokenizer
-
-__all__ = ["FOLDER", "Sides", "build_pretrained", "open_checkpoint", "restore_pretrained", "save_network"]
 
 FOLDER = "pretrained"
 """Folder of a run with its best model in transformers' format."""
@@ -223,3 +223,59 @@ def _one_tokenizer(source: Codec, target: Codec) -> bool:
 def stored(model: Pretrained) -> dict[str, Any]:
     """A model's settings as a run stores them."""
     return store_network(model.network)
+
+
+_SPECIAL = {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"}
+
+
+def as_tokenizer(codec: Codec) -> Any:
+    """A transformers tokenizer that gives the same numbers as a codec; its own where it is one's.
+
+    Graphemes of several characters are cut as characters there: no tokenizer knows them.
+
+    >>> from thalweg.data import Alphabet
+    >>> codec = Codec(Symbols(), Alphabet.build(["abc"]))
+    >>> as_tokenizer(codec)("cab")["input_ids"], codec.encode("cab")
+    ([6, 4, 5], (6, 4, 5))
+    """
+    if isinstance(codec.symbols, TokenizerSymbols):
+        return codec.symbols.tokenizer
+    tokenizers = package("tokenizers")
+    names = {codec.special[key]: name for key, name in _SPECIAL.items()}
+    numbers = {names.get(n, piece): n for n, piece in enumerate(codec.alphabet.names)}
+    if isinstance(codec.symbols, Subwords):
+        tokenizer = _pieces(tokenizers, codec.symbols, numbers)
+    else:
+        tokenizer = _words(tokenizers, codec.symbols, numbers)
+    special = {f"{key}_token": name for key, name in _SPECIAL.items()}
+    return package().PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+def _pieces(tokenizers: Any, symbols: Subwords, numbers: dict[str, int]) -> Any:
+    model = json.loads(json.dumps(symbols.model))
+    inner = model["model"]
+    if inner["type"] == "Unigram":
+        scores = dict(inner["vocab"])
+        worst = min(scores.values())
+        inner["vocab"] = [[piece, scores.get(piece, worst - 10)] for piece in sorted(numbers, key=lambda p: numbers[p])]
+        inner["unk_id"] = numbers[_SPECIAL["unk"]]
+    else:
+        inner["vocab"] = numbers
+    model["added_tokens"] = []
+    model["decoder"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
+    model["normalizer"] = {"type": "NFC"}
+    return tokenizers.Tokenizer.from_str(json.dumps(model))
+
+
+def _words(tokenizers: Any, symbols: Symbols, numbers: dict[str, int]) -> Any:
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(numbers, unk_token=_SPECIAL["unk"]))
+    if symbols.normalise != "none":
+        tokenizer.normalizer = normalizers.NFC() if symbols.normalise == "nfc" else normalizers.NFD()
+    if symbols.kind == "spaced":
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+    return tokenizer

@@ -24,8 +24,6 @@ from thalweg.tasks.report.text import (
     symbol,
 )
 
-__all__ = ["StringReport", "attention_maps", "confusion_table", "prediction_card", "worst_table"]
-
 ANSWERS = 5
 MAPS = 12
 SIDE = 60

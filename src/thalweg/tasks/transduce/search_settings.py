@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from thalweg.errors import ConfigError
-from thalweg.limits import ANSWERS, COMPARED, COUNT, LENGTH, SEED, check_choices, check_numbers
-
-__all__ = ["SAMPLING", "SearchConfig", "SearchName"]
+from thalweg.limits import ANSWERS, COMPARED, COUNT, LENGTH, SEED, check_choices, check_numbers, check_shares
 
 SearchName = Literal["greedy", "beam", "diverse", "nucleus", "typical", "min-p", "sample", "stochastic", "exact", "mbr"]
 """The searches; see :class:`SearchConfig`."""
@@ -79,9 +77,7 @@ class SearchConfig:
         check_numbers(self, "search", 0, COUNT, "top_k", "groups", "max_expansions")
         check_numbers(self, "search", 0, SEED, "sampling_seed")
         check_numbers(self, "search", 0, math.inf, "diversity", whole=False)
-        for name in ("top_p", "typical", "min_p"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ConfigError(f"search.{name} must be in (0, 1], got {getattr(self, name)}")
+        check_shares(self, "search", "(0, 1]", "top_p", "typical", "min_p")
         if not 1 / _HOTTEST <= self.temperature <= _HOTTEST:  # NaN too
             raise ConfigError(
                 f"search.temperature must be positive, got {self.temperature}; {1 / _HOTTEST:g} to {_HOTTEST:g} can be"

@@ -23,8 +23,6 @@ from thalweg.inference import (
 from thalweg.tasks.transduce.codec import Codec
 from thalweg.tasks.transduce.search_settings import SearchConfig
 
-__all__ = ["PlannedSearch", "forced_prefix", "lexicon_trie", "planned_search"]
-
 
 class PlannedSearch(NamedTuple):
     """A search and what it is called with beside model and inputs.

@@ -23,8 +23,6 @@ from thalweg.tasks.transduce.models import build_model
 from thalweg.tasks.transduce.training import batches_of, prepare
 from thalweg.tasks.transduce.transducer import load
 
-__all__ = ["PairSubject", "open_pairs_subject"]
-
 
 @dataclass(frozen=True)
 class PairSubject(Subject):
@@ -81,6 +79,7 @@ def open_pairs_subject(
     assert config is not None
     _check_own(config)
     ready = prepare(config, root)
+    config = ready.config
     torch.manual_seed(config.training.seed)
     model = build_model(config, ready.source, ready.target).to(device)
     sizes = {"size": config.training.batch_size, "tokens": config.training.batch_tokens}

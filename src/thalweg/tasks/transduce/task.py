@@ -11,7 +11,7 @@ from torch import nn
 
 from thalweg.data import Alphabet, Symbols, pad
 from thalweg.errors import ConfigError
-from thalweg.tasks.base import Shown, Task
+from thalweg.tasks.base import Exported, Shown, Task
 from thalweg.tasks.runs import TrainResult
 from thalweg.tasks.transduce.answers import Prediction
 from thalweg.tasks.transduce.codec import Codec
@@ -24,9 +24,9 @@ from thalweg.tasks.transduce.transducer import Transducer, load, search_of
 if TYPE_CHECKING:
     from thalweg.tasks.transduce.evaluation import PairEvaluation
     from thalweg.tasks.transduce.report import StringReport
+    from thalweg.tasks.transduce.serving import StringServant
     from thalweg.tasks.transduce.subject import PairSubject
 
-__all__ = ["TASK", "Transduction"]
 
 SEARCH = {field.name for field in dataclasses.fields(SearchConfig)} - {"sampling_seed"} | {"seed"}
 
@@ -45,7 +45,7 @@ class Transduction(Task):
     data = "data.train"
     missing = "no training data; give `--data train.tsv`, or a config file with `data: {train: ...}`"
     presets = PRESETS
-    default_model = "lstm-attention"
+    default_model = "auto"
     takes = frozenset(SEARCH) | {
         *("ensemble", "vote", "precision", "references"),
         *("text", "features", "unknown", "attention", "tree", "batch_size"),
@@ -66,9 +66,11 @@ class Transduction(Task):
         return train(config, out, **options)
 
     def load(self, run: str | Path, *, device: str = "auto", precision: str = "float32", **options: Any) -> Transducer:
-        """The best model; on the CPU with ``precision`` ``bf16`` or ``int8``."""
+        """The best model, or all of an ensemble as one; on the CPU with ``precision`` ``bf16`` or ``int8``."""
+        from thalweg.tasks.transduce.ensembles import open_runs
+
         self.check_options(options)
-        return load(run, device=device, precision=precision)
+        return open_runs([run], device=device, precision=precision)
 
     def evaluate(self, run: str | Path, data: str | None = None, **options: Any) -> PairEvaluation:
         """Measure on a TSV file or ``NAME:SPLIT``; see :func:`~thalweg.tasks.transduce.evaluation.evaluate`."""
@@ -76,19 +78,31 @@ class Transduction(Task):
 
         if data is None:
             raise ConfigError("no test pairs; give a file: `thalweg evaluate RUN test.tsv`")
-        searching = self._searching(run, options)
+        usual = search_of(run)
         # As many answers as a checkpoint's own beam is wide: more would widen it.
-        width = {"k": min(5, usual["width"])} if "width" in (usual := search_of(run)) else {}
-        return evaluate(run, data, **{**width, **searching})
+        width = {"k": min(5, usual["width"])} if "width" in usual else {}
+        return evaluate(run, data, **{**width, **self._searching(usual, options)})
 
     def predict(self, run: str | Path, inputs: Any = (), **options: Any) -> Iterator[Prediction]:
         """Answer the lines of a file; see :func:`~thalweg.tasks.transduce.prediction.predict_lines`."""
         from thalweg.tasks.transduce.prediction import predict_lines
 
-        return predict_lines(run, inputs, **self._searching(run, options))
+        return predict_lines(run, inputs, **self._searching(self._usual(run), options))
 
-    def _searching(self, run: str | Path, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with those of a search as ``how``; what they leave open is as the run's checkpoint has it."""
+    def export(self, run: str | Path, out: str | Path, *, layout: str, **options: Any) -> Exported:
+        """As ONNX files; see :func:`~thalweg.tasks.transduce.onnx_export.export_onnx`."""
+        from thalweg.tasks.transduce.onnx_export import export_onnx
+
+        if layout != "onnx":
+            return super().export(run, out, layout=layout)
+        return export_onnx(run, out, **options)
+
+    def _usual(self, run: str | Path) -> dict[str, Any]:
+        """How a run's checkpoint is searched where nothing else is said."""
+        return search_of(run)
+
+    def _searching(self, usual: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with those of a search as ``how``; what they leave open is as usual in the run's checkpoint."""
         given = {key: value for key, value in options.items() if key in SEARCH}
         rest = {key: value for key, value in options.items() if key not in SEARCH}
         if "seed" in given:
@@ -98,11 +112,29 @@ class Transduction(Task):
             raise ConfigError(f"give the search as `how`, or its settings, got both (`{next(iter(given))}`)")
         if rest.get("vote") and not rest.get("ensemble"):
             raise ConfigError("--vote needs other runs to vote with; add `--ensemble RUN2`")
-        return {**rest, "how": how or SearchConfig(**{"search": "beam", **search_of(run), **given})}
+        return {**rest, "how": how or SearchConfig(**{"search": "beam", **usual, **given})}
+
+    def serving(self, run: str | Path, *, device: str = "auto") -> StringServant:
+        """Words as they come, with any search that needs no file."""
+        transducer = self.load(run, device=device)
+
+        def searching(**given: Any) -> SearchConfig:
+            if "seed" in given:
+                given["sampling_seed"] = given.pop("seed")
+            return SearchConfig(**{**dataclasses.asdict(transducer.usual), **given})
+
+        takes = self.takes & (SEARCH - {"lexicon"} | {"attention", "unknown"}) | {"k"}
+        return self._servant()(transducer, searching, takes=takes, run=run)
+
+    def _servant(self) -> type[StringServant]:
+        from thalweg.tasks.transduce.serving import StringServant
+
+        return StringServant
 
     def next_steps(self, run: str) -> list[str]:
-        """A test file, and a word."""
-        return [f"thalweg evaluate {run} test.tsv", f"thalweg predict {run} --k 5 --text WORD"]
+        """A test file, a word, and a page for any number of them."""
+        use = [f"thalweg evaluate {run} test.tsv", f"thalweg predict {run} --k 5 --text WORD"]
+        return [*use, f"thalweg serve {run}"]
 
     def report(self) -> StringReport:
         """Answers, attention, confusions and the worst errors."""

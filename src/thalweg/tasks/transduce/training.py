@@ -6,16 +6,18 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-import thalweg
-from thalweg.data import Batch, Batches, Example, PairFile
+from thalweg.data import Alphabet, Batch, Batches, Example, PairFile, Symbols, guess_symbols
 from thalweg.data.datasets import unit_hash
 from thalweg.data.text.named_pairs import open_pairs
+from thalweg.data.text.subwords import Subwords, train_subwords
+from thalweg.energies.monotonic.model import Monotonic
 from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.energies.pretrained.model import Pretrained
 from thalweg.energies.seq2seq.model import Seq2Seq
@@ -24,21 +26,18 @@ from thalweg.errors import ConfigError, DataError
 from thalweg.learning.checkpoint import MODEL, load_checkpoint
 from thalweg.learning.losses import sequence_nll
 from thalweg.learning.losses.sequences import SequenceLoss
-from thalweg.learning.trainer import Trainer, Watch, resolve_device
+from thalweg.learning.trainer import Watch, resolve_device
 from thalweg.limits import check_threads, within_memory
 from thalweg.metrics import score_strings
-from thalweg.tasks.config import as_settings
-from thalweg.tasks.runs import Listener, RunLog, TrainResult, goes_on
-from thalweg.tasks.transduce.codec import Codec, write_sides
+from thalweg.tasks.runs import Listener, RunLog, TrainResult, meta_of
+from thalweg.tasks.transduce.choosing import choose_model
+from thalweg.tasks.transduce.codec import Codec, tag_symbol, write_sides
 from thalweg.tasks.transduce.config import TransduceConfig
 from thalweg.tasks.transduce.masking import train_masked
 from thalweg.tasks.transduce.models import SequenceModel, build_model, longest_answer
-from thalweg.tasks.transduce.pretrained import FOLDER, Sides, save_network, stored
+from thalweg.tasks.transduce.pretrained import FOLDER, Sides, open_checkpoint, save_network, stored
 from thalweg.tasks.transduce.searching import forced_prefix, lexicon_trie
-from thalweg.tasks.transduce.sides import open_sides
-from thalweg.tasks.transduce.transducer import Transducer
-
-__all__ = ["Prepared", "batches_of", "prepare", "train", "words_of"]
+from thalweg.tasks.transduce.transducer import Transducer, member_folder
 
 
 @within_memory("lower training.batch_size, the sizes of the model or search.width, or split the longest lines")
@@ -53,66 +52,79 @@ def train(
 ) -> TrainResult:
     """Train a model on pairs of strings; arguments as those of :meth:`~thalweg.tasks.base.Task.train`.
 
+    Of an ensemble the first model's run is ``out`` itself, and those of the others are in ``out/members``.
+
     >>> train(TransduceConfig(), "runs/names")
     Traceback (most recent call last):
     ...
     thalweg.errors.ConfigError: no training data: give `--data train.tsv` or `data.train` in the config
     """
-    out = Path(out)
     check_threads(config.training.threads)
-    resume = goes_on(out, resume)
-    training, dev = _read_splits(config, root)
+    splits = read_splits(config, root)
+    one = partial(_train_one, splits=splits, resume=resume, watch=watch)
+    result = one(config, out, listener=listener)
+    first, count = config.training.seed, config.training.ensemble
+    for n in range(1, count):
+        if not result.reason:
+            break
+        if listener is not None:
+            listener({"event": "member", "message": f"member  {n + 1} of {count}, seed {first + n}"})
+        how = dataclasses.replace(config.training, ensemble=1, seed=first + n)
+        quiet = None if listener is None else partial(_without_lines, listener)
+        home = member_folder(out, n + 1)
+        found = one(dataclasses.replace(config, training=how), home, listener=quiet)
+        result = dataclasses.replace(result, reason=found.reason, seconds=result.seconds + found.seconds)
+    return result
+
+
+def _without_lines(listener: Listener, event: dict[str, Any]) -> None:
+    """What is told of the data is told once."""
+    listener({key: value for key, value in event.items() if key != "lines"})
+
+
+def _train_one(
+    config: TransduceConfig,
+    out: str | Path,
+    *,
+    splits: tuple[PairFile, PairFile],
+    resume: bool,
+    listener: Listener | None,
+    watch: Watch | None,
+) -> TrainResult:
+    log = RunLog(out, listener, resume=resume, unit="pairs", noun="transduction")
+    training, dev = splits
     opened = open_sides(config, training)
     source, target = opened.source, opened.target
     examples = _examples(training, source, target)
-    batches = batches_of(
-        examples,
-        target,
-        size=config.training.batch_size,
-        tokens=config.training.batch_tokens,
-        seed=config.training.seed,
-    )
-    config = dataclasses.replace(config, training=config.training.planned(len(batches)))
-    model = _first_model(config, opened, examples, out, listener)
+    config, picked = choose_model(config, examples, tagged=training.featured)
+    how = config.training
+    batches = batches_of(examples, target, size=how.batch_size, tokens=how.batch_tokens, seed=how.seed)
+    config = dataclasses.replace(config, training=how.planned(len(batches)))
+    model = _first_model(config, opened, examples, Path(out), listener)
     longest = 1 + max(len(example.target) for example in examples)
-    meta = {
-        "task": "transduce",
-        "version": thalweg.__version__,
-        "config": as_settings(config),
-        **write_sides(source, target),
-        "longest": longest,
-        "data": _digest(training),
-    }
+    meta = meta_of(config, **write_sides(source, target), longest=longest, data=_digest(training))
     if isinstance(model, Pretrained):
         meta |= {"pretrained": stored(model), "search": opened.task.search()}
-    log = RunLog(out / "log.jsonl", listener, unit="pairs", noun="transduction")
     facts = _facts(training, dev, source, target)
     told = {
-        "lines": _lines(facts, config) + opened.task.lines(),
+        "lines": [*_lines(facts, config), *opened.task.lines(), *([picked] if picked else [])],
         "names": {"cer": "PER"} if target.symbols.kind == "spaced" else {},
     }
     if not any(p.requires_grad for p in model.parameters()):
         return log.adopt(model, config, meta, facts, **told)
-    trainer = Trainer(
-        model,
-        config.training,
-        loss=SequenceLoss(config.training, model, max_length=longest_answer(model, longest)),
-        evaluate=_dev_evaluator(config, source, target, dev, longest, meta),
-        directory=out,
-        meta=meta,
-        listener=log,
-        watch=watch,
-    )
-    result = log.train(trainer, batches, config, facts, len(training), resume=resume, **told)
+    loss = SequenceLoss(config.training, model, max_length=longest_answer(model, longest))
+    evaluate = _dev_evaluator(config, source, target, dev, longest, meta)
+    parts = {"loss": loss, "evaluate": evaluate, "watch": watch}
+    result = log.train(model, batches, config, meta=meta, facts=facts, told=told, **parts)
     if isinstance(model, Pretrained) and result.reason:
-        model.load_state_dict(load_checkpoint(out / MODEL).tensors)
-        save_network(model, source, target, out / FOLDER)
+        model.load_state_dict(load_checkpoint(result.run / MODEL).tensors)
+        save_network(model, source, target, result.run / FOLDER)
     return result
 
 
 def _first_model(
     config: TransduceConfig, sides: Sides, examples: Sequence[Example], out: Path, listener: Listener | None
-) -> Seq2Seq | Transformer | Pretrained:
+) -> Seq2Seq | Monotonic | Transformer | Pretrained:
     """The model as its training begins."""
     torch.manual_seed(config.training.seed)
     masked = None
@@ -126,8 +138,12 @@ def _first_model(
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a config's data become before anything is trained: both alphabets, and the training pairs as numbers."""
+    """What a config's data become before anything is trained: both alphabets, and the training pairs as numbers.
 
+    Where the config says nothing of its model, the one here has that which is chosen by the pairs.
+    """
+
+    config: TransduceConfig
     source: Codec
     target: Codec
     examples: list[Example]
@@ -141,12 +157,20 @@ def prepare(config: TransduceConfig, root: Path | None = None) -> Prepared:
     ...
     thalweg.errors.ConfigError: no training data: give `--data train.tsv` or `data.train` in the config
     """
-    training, _ = _read_splits(config, root)
+    training, _ = read_splits(config, root)
     opened = open_sides(config, training)
-    return Prepared(opened.source, opened.target, _examples(training, opened.source, opened.target))
+    examples = _examples(training, opened.source, opened.target)
+    return Prepared(choose_model(config, examples, tagged=training.featured)[0], opened.source, opened.target, examples)
 
 
-def _read_splits(config: TransduceConfig, root: Path | None) -> tuple[PairFile, PairFile]:
+def read_splits(config: TransduceConfig, root: Path | None = None) -> tuple[PairFile, PairFile]:
+    """The training and the dev pairs of a config: the dev file, or what is held out of the training pairs.
+
+    >>> read_splits(TransduceConfig())
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: no training data: give `--data train.tsv` or `data.train` in the config
+    """
     if not config.data.train:
         raise ConfigError("no training data: give `--data train.tsv` or `data.train` in the config")
     training = open_pairs(config.data.train, root, features=None if config.data.features == "auto" else False)
@@ -259,3 +283,54 @@ def _lines(start: dict[str, Any], config: TransduceConfig) -> list[str]:
         setting = f" (guessed; {side}_symbols=... sets them)" if guessed else ""
         lines.append(f"{side:<7} {start[side]['symbols']}, {start[side]['size']} symbols{setting}")
     return lines
+
+
+def open_sides(config: TransduceConfig, training: PairFile) -> Sides:
+    """Both codecs for a config's training pairs, and what a checkpoint says of its use.
+
+    >>> from thalweg.data import Pair
+    >>> pairs = PairFile("x.tsv", (Pair("ab", "c", 1),))
+    >>> open_sides(TransduceConfig(), pairs).source.alphabet.symbols
+    ('a', 'b')
+    """
+    if isinstance(config.model, PretrainedConfig):
+        if training.featured:
+            raise ConfigError(
+                f"{training.path}: pretrained models read text alone, got a column of tags; write them into the "
+                "source, or take another family"
+            )
+        if not config.model.fresh:
+            return open_checkpoint(config.model)
+    return _from_data(config, training)
+
+
+def _from_data(config: TransduceConfig, training: PairFile) -> Sides:
+    # One embedding for both sides needs one numbering.
+    joint = getattr(config.model, "shared", False) or isinstance(config.model, PretrainedConfig)
+    texts = (training.sources(), training.targets())
+    learnt: dict[int, Subwords] = {}
+    cut: list[Symbols | Subwords] = []
+    for side, name in enumerate(("source", "target")):
+        kind, form = getattr(config.data, f"{name}_symbols"), getattr(config.data, f"{name}_normalise")
+        if kind == "subwords":
+            shared = joint and config.data.source_symbols == config.data.target_symbols
+            key, those = (-1, [*texts[0], *texts[1]]) if shared else (side, texts[side])
+            if key not in learnt:
+                learnt[key] = train_subwords(those, size=config.data.vocabulary, how=config.data.subwords)
+            cut.append(learnt[key])
+            continue
+        guess = guess_symbols(texts[side])
+        cut.append(
+            Symbols(kind=guess.kind if kind == "auto" else kind, normalise=guess.normalise if form == "auto" else form)
+        )
+    pieces = [_pieces(symbols, those) for symbols, those in zip(cut, texts, strict=True)]
+    pieces[0].append([tag_symbol(tag) for pair in training.pairs for tag in pair.features])
+    if joint:
+        pieces = [pieces[0] + pieces[1]] * 2
+    source, target = (Codec(symbols, Alphabet.build(split)) for symbols, split in zip(cut, pieces, strict=True))
+    return Sides(source, target)
+
+
+def _pieces(symbols: Symbols | Subwords, texts: Sequence[str]) -> list[Sequence[str]]:
+    """All symbols of one side: those of its texts, or all that were learnt, since new texts may need any of them."""
+    return [symbols.pieces] if isinstance(symbols, Subwords) else [symbols.split(text) for text in texts]

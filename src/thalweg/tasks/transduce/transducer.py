@@ -40,8 +40,6 @@ from thalweg.tasks.transduce.models import (
 from thalweg.tasks.transduce.search_settings import SearchConfig
 from thalweg.tasks.transduce.searching import PlannedSearch, best_by_risk, forced_prefix, lexicon_trie, planned_search
 
-__all__ = ["Transducer", "load", "search_of"]
-
 PICTURES = (".png", ".svg", ".pdf", ".dot")
 # Symbols of the longest training target that a file may claim: a character may become several of them.
 LONGEST = 4 * LENGTH
@@ -59,6 +57,9 @@ class Transducer:
     >>> next(Transducer(model, codec, codec, longest=4, meta={}).predict(["cab"])).source
     'cab'
     """
+
+    # What becomes of a source symbol that it has never seen, as a person is told.
+    fate = "read as unknown; --unknown copy copies such symbols"
 
     def __init__(self, model: SequenceModel, source: Codec, target: Codec, *, longest: int, meta: dict[str, Any]):
         if isinstance(model, nn.Module):
@@ -250,15 +251,20 @@ class Transducer:
             else:
                 yield from read_answers(found, self.target, proving=how.proves)[0][:1]
 
-    def draw_tree(self, source: Source, path: Path, *, how: SearchConfig) -> None:
-        """Write what the beam looked at for a source: a picture, or Graphviz text where ``path`` ends in ``.dot``."""
+    def grow(self, source: Source, *, how: SearchConfig) -> tuple[Piece, Hypotheses]:
+        """The symbols of a source as the model reads them, tags first, and the beam's hypotheses with their tree."""
         if how.search not in ("beam", "diverse"):
             raise ConfigError(f"a tree is of a beam, got `{how.search}` search; use `beam` or `diverse`")
+        source = self._source(source)
+        symbols = (*self.source.tags(source.features), *self.source.symbols.split(source.text))
+        ids = self.source.alphabet.encode(symbols)
+        return symbols, self.search([ids], k=how.width, how=how, return_tree=True)
+
+    def draw_tree(self, source: Source, path: Path, *, how: SearchConfig) -> None:
+        """Write what the beam looked at for a source: a picture, or Graphviz text where ``path`` ends in ``.dot``."""
         if path.suffix not in PICTURES:
             raise ConfigError(f"{path}: expected a name that ends in {', '.join(PICTURES)}, got `{path.suffix}`")
-        source = self._source(source)
-        ids = self.source.encode(source.text, source.features)
-        tree = self.search([ids], k=how.width, how=how, return_tree=True).tree
+        tree = self.grow(source, how=how)[1].tree
         assert tree is not None
         names = self.target.alphabet.names
         if path.suffix == ".dot":
@@ -311,8 +317,31 @@ def search_of(run: str | Path) -> dict[str, Any]:
     return dict(found) if isinstance(found, dict) else {}
 
 
+def member_folder(run: str | Path, number: int) -> Path:
+    """The run of an ensemble's model by its number; the first is the run itself.
+
+    >>> member_folder("runs/names", 1).as_posix(), member_folder("runs/names", 2).as_posix()
+    ('runs/names', 'runs/names/members/2')
+    """
+    return Path(run) if number == 1 else Path(run) / "members" / str(number)
+
+
+def members_of(run: str | Path) -> list[str | Path]:
+    """The runs that answer as one: the run itself, and those of its members that have a model.
+
+    >>> members_of("absent")
+    ['absent']
+    """
+    found: list[str | Path] = [run]
+    while (member := member_folder(run, len(found) + 1) / MODEL).is_file():
+        found.append(member.parent)
+    return found
+
+
 def load(run: str | Path, *, device: str = "auto", precision: str = "float32") -> Transducer:
     """The best model of a run directory (or the ``model.safetensors`` itself), ready to predict.
+
+    Of an ensemble it is the first model; :func:`~thalweg.tasks.transduce.ensembles.open_runs` gives them all.
 
     Args:
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.

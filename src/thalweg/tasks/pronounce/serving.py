@@ -1,0 +1,30 @@
+"""A model of pronunciation in the box as a service asks it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from thalweg.tasks.boxed.models import boxed, folder_of
+from thalweg.tasks.transduce.serving import StringServant
+
+
+class WordServant(StringServant):
+    """Words and sentences; its scores and the words to try come with the package.
+
+    >>> from thalweg.tasks.pronounce.task import TASK
+    >>> TASK.serving("english", device="cpu").describe()["examples"][0]
+    'Hannah'
+    """
+
+    def _warm(self) -> bool:
+        self.transducer.predict(["a"])  # reads the dictionary
+        return super()._warm()
+
+    def describe(self) -> dict[str, Any]:
+        """What any transducer says, with the figures measured on the stored weights."""
+        told = boxed(self.run)
+        figures = json.loads((folder_of(self.run) / "figures.json").read_text(encoding="utf-8"))["measured"]
+        scores = {split: {"items": facts["items"], **facts["scores"]} for split, facts in figures.items()}
+        own = {"scores": scores} if told is None else {"scores": scores, "about": told.about, "examples": told.examples}
+        return super().describe() | own
