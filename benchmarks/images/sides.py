@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 from thalweg.data.images.augmentation import Augmentation
 from thalweg.data.images.batches import ImageBatch, ImageBatches
 from thalweg.data.images.reading import ImageSplit, channel_statistics, read_images
-from thalweg.energies.convnet.model import ConvNet, ConvNetConfig
+from thalweg.energies.convnet.config import ConvNetConfig
+from thalweg.energies.convnet.model import ConvNet
 from thalweg.learning.losses.classes import ClassLoss
 from thalweg.learning.settings import ClassTraining
 from thalweg.learning.trainer import Trainer
