@@ -100,7 +100,7 @@ def test_step_by_step(norm: str, positions: str, activation: str) -> None:
 HALVED = [
     {"norm": "pre", "positions": "rotary", "activation": "swiglu"},
     {"norm": "post", "activation": "gelu", "embedding_norm": True, "width": 32, "feedforward": 48, "heads": 2},
-    {"norm": "pre", "activation": "silu", "decoder_layers": 2, "tied": True},
+    {"norm": "pre", "activation": "silu", "tied": True},
     pytest.param({"norm": "post", "positions": "learned", "max_positions": 8}, marks=pytest.mark.slow),
     pytest.param({"norm": "rms", "decoder_norm": "layer", "embedding_norm": True}, marks=pytest.mark.slow),
 ]
@@ -135,8 +135,7 @@ def test_where_products_of_halves_do_not_serve(monkeypatch: pytest.MonkeyPatch) 
 
 @here_only
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("norm", "tied"), [("pre", False), ("post", True)])
 def test_normed_embeddings_tied_or_not(norm: str, tied: bool) -> None:
     settings = {"embedding_scale": tied, "output_bias": tied, "decoder_layers": 1 if tied else 2}
     check_steps(build(1, norm=norm, embedding_norm=True, tied=tied, **settings))

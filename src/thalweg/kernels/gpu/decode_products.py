@@ -25,6 +25,7 @@ __all__ = ["ACTIVATIONS", "Halves", "ceiling", "multiply", "normalise", "suits",
 # Numbers of the activations, as the kernel takes them.
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3, "swiglu": 4}
 _FEW = 16  # rows up to which reading the matrix takes longer than multiplying
+_MANY = 1024  # rows from which a program that normalises has more than one
 
 
 def ceiling(size: int) -> Any:
@@ -132,7 +133,7 @@ def normalise(x: Tensor, norm: tuple[Tensor, Tensor, float] | None, to: Halves, 
     rows, width = x.shape
     gain, shift, eps = norm or (x, x, 0.0)
     whole = ceiling(width)
-    each = max(1, min(4, 4096 // whole)) if rows > 1024 else 1
+    each = max(1, 256 // whole, min(4, 4096 // whole) if rows > _MANY else 1)
     launched = overlapped(x)
     kernel: Any = _normalise
     kernel[(-(-rows // each),)](
@@ -295,7 +296,7 @@ def multiply(
         NP=NP,
         WAIT=bool(launched),
         num_warps=4,
-        num_stages=3,
+        num_stages=3 if rows * outer <= 1_100_000 else 2,  # of many tiles more then fit on a multiprocessor
         **launched,
     )
     return to if halved else out
