@@ -13,7 +13,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from thalweg.kernels.gpu import launching
-from thalweg.kernels.gpu.launching import Layout, Room, replayed
+from thalweg.kernels.gpu.launching import Layout, Room, launch, replayed
 
 LAYOUT = Layout.of((torch.float32, (4, 4)), (torch.int32, (3,)))
 
@@ -102,17 +102,31 @@ def test_parts_of_an_earlier_room_are_pointed_at(monkeypatch: pytest.MonkeyPatch
     assert machine.repeats[1][2] == (at(room, 0), x.data_ptr(), 9, 4, at(before, 1), True, "ieee")
 
 
-def test_tensors_that_begin_anywhere_take_the_ordinary_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_that_begin_anywhere_are_recorded_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
     even, odd = torch.zeros(8), torch.zeros(9)[1:]
     machine.call(odd, even)
     machine.call(odd, even)
     machine.call(even, even)
-    assert (machine.bodies, machine.repeats) == (3, [])
+    assert (machine.bodies, len(launching._tapes)) == (3, 1)
     machine.call(even, even)
     machine.call(even, odd)
     assert machine.bodies == 4
-    assert len(machine.repeats) == 2
+
+
+def test_a_launch_that_looks_like_an_earlier_one_is_started_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Types, numbers that are 1 or multiples of 16, large numbers, addresses and options tell launches apart."""
+    machine, x = Machine(monkeypatch), torch.zeros(9)
+    given = [(x, 3, 2.5), (x, 16, 2.5), (x, 1, 2.5), (x, 1 << 40, 2.5), (x[1:], 3, 2.5), (x.int(), 3, 2.5), (x, 3, 2)]
+    for one in given:
+        launch(machine.one, (5,), *one, BLOCK=16)
+    launch(machine.one, (5,), *given[0], BLOCK=32)
+    launch(machine.two, (5,), *given[0], BLOCK=16)
+    assert (len(machine.ordinary), machine.repeats) == (9, [])
+    other = torch.zeros(8)
+    launch(machine.one, (2, 3), other, 5, 1.0, BLOCK=16)
+    assert (len(machine.ordinary), len(machine.repeats)) == (9, 1)
+    assert machine.repeats[0] == ("one", (2, 3, 1), (other, 5, 1.0, 16))
 
 
 def test_keys_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +172,7 @@ def test_what_is_repeated_looks_at_addresses_alone(monkeypatch: pytest.MonkeyPat
     assert len(machine.ordinary) == 1
     assert machine.repeats == [("one", (5, 1, 1), (at, 3, 16)) for at in (x.data_ptr(), y.data_ptr(), 160)]
     launching.repeated(machine.one, (5,), odd[1:], 3, key="key", BLOCK=16)
-    launching.repeated(machine.one, (5,), y, 3, key="other", BLOCK=16)
-    assert len(machine.ordinary) == 3
+    assert len(machine.ordinary) == 2
 
 
 def test_on_the_cpu_all_launches_are_ordinary(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
 """Starting Triton kernels with few microseconds of the host: for small problems that is what a user waits for.
 
 Triton looks at every argument of a launch to find the compiled variant, which takes longer than a small kernel. Here a
-variant that was found is started by itself from then on, ``compiled[grid](*arguments)`` on numbers and addresses: as a
-recorded sequence (:func:`replayed`) or one by one (:func:`repeated`). That is done with the versions of Triton that are
-known to take it, :data:`TESTED`; with any other, and in the interpreter, all that is launched is ``kernel[grid](...)``.
+variant that was found is started by itself from then on, ``compiled[grid](*arguments)``: one by one (:func:`launch`),
+or on addresses as a recorded sequence (:func:`replayed`). That is done with the versions of Triton that are known to
+take it, :data:`TESTED`; with any other, and in the interpreter, all that is launched is ``kernel[grid](...)``.
 """
 
 from __future__ import annotations
@@ -138,15 +138,34 @@ def _direct() -> bool:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> _Variant | None:
-    """Start a Triton kernel; gives what can be started by itself, None where nothing can."""
+    """Start a Triton kernel; gives what can be started by itself, None where nothing can.
+
+    What Triton looks at is summed up in a key, under which the variant that it found is kept.
+    """
+    device = next(x for x in arguments if isinstance(x, Tensor)).device.index
+    looks = tuple(
+        (x.dtype, x.data_ptr() % 16 == 0)
+        if isinstance(x, Tensor)
+        else float
+        if isinstance(x, float)
+        else (x == 1, x % 16 == 0, x.bit_length() > 31)
+        for x in arguments
+    )
+    key = (kernel, device, looks, *options.values())
+    variant = _known.get(key)
+    if variant is not None:
+        _again(variant, grid, _stream(device), arguments)()
+        return variant
     compiled = kernel[grid](*arguments, **options)
-    if compiled is None or not _direct():
+    if compiled is None or not _direct():  # nothing is compiled in the interpreter
         return None
-    return _Variant(compiled, tuple(options[name] for name in kernel.arg_names[len(arguments) :]))
+    variant = _Variant(compiled, tuple(options[name] for name in kernel.arg_names[len(arguments) :]))
+    _keep(_known, key, variant)
+    return variant
 
 
 def _again(variant: _Variant, grid: tuple[int, ...], stream: int, given: Sequence[Any]) -> Callable[[], object]:
-    """What starts a variant on numbers and addresses."""
+    """What starts a variant on tensors or their addresses, and numbers."""
     return partial(variant.compiled[(*grid, 1, 1)[:3]], *given, *variant.constants, stream=stream)
 
 
