@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
@@ -96,50 +95,26 @@ def run_in_the_interpreter(files: Sequence[str]) -> None:
     assert " passed" in ran.stdout, ran.stdout
 
 
-def compile_instead(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> set[str]:
-    """From now on launches compile for Hopper and compute nothing, without a GPU; the names of kernels that were.
-
-    ``modules`` are those that start kernels by ``launching.launch`` or ``repeated``, which would look for a device.
-    """
+def compile_instead(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """From now on launches compile for Hopper and compute nothing, without a GPU; the names of kernels that were."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    from triton.runtime.jit import JITFunction
-    from triton.tools.tensor_descriptor import TensorDescriptor
+    from triton.compiler import ASTSource, make_backend
+    from triton.runtime.jit import JITFunction, create_function_from_signature
 
-    names = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16"}
-    names |= {torch.float16: "*fp16", torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8", torch.bool: "*i1"}
+    target = GPUTarget("cuda", 90, 32)
+    backend = make_backend(target)
     done: set[str] = set()
 
-    def kind(value: object) -> str:
-        if isinstance(value, Tensor):
-            return names[value.dtype]
-        if isinstance(value, TensorDescriptor):
-            return f"tensordesc<{names[value.base.dtype][1:]}{list(value.block_shape)}>"
-        return "fp32" if isinstance(value, float) else "constexpr" if value == 1 else "i32"
-
-    def compile_only(kernel, *arguments, grid, warmup, num_warps: int = 4, num_stages: int = 3, **constants) -> None:
-        given = dict(zip(kernel.arg_names, arguments, strict=False))
-        cooperative = {
-            name: constants.pop(name) for name in ("launch_cooperative_grid", "enable_fp_fusion") if name in constants
-        }
-        signature = {name: kind(value) for name, value in given.items()}
-        # A launch makes a constant of every 1, which changes what the kernel is allowed to do with it.
-        constants |= {name: 1 for name, what in signature.items() if what == "constexpr"}
-        fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-        source = ASTSource(kernel, {**signature, **dict.fromkeys(constants, "constexpr")}, fixed)
-        options = {"num_warps": num_warps, "num_stages": num_stages, **cooperative}
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **given: Any) -> None:
+        """What a launch does before it starts anything: types and what is known of numbers are looked at as there."""
+        bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+        bound, kinds, options = bind(*arguments, **given, debug=False)
+        options, signature, constants, facts = kernel._pack_args(backend, given, bound, kinds, options)
+        source = ASTSource(kernel, signature, constants, facts)
+        made = triton.compile(source, target=target, options=options.__dict__)
         assert made.metadata.shared < 227 * 1024, f"{kernel} wants {made.metadata.shared} bytes of shared memory"
         done.add(kernel.__name__)
 
-    def start(kernel, grid, *given, key=None, **options):
-        kernel[grid](*given, **options)
-        return lambda **new: None
-
     monkeypatch.setattr(JITFunction, "run", compile_only)
-    for module in modules:
-        for name in ("launch", "repeated"):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, start)
     return done

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gc
 import math
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -161,6 +163,22 @@ def test_answers_stay_when_the_search_runs_again() -> None:
     captured_search(model, torch.tensor([3, 4], device=DEVICE), Request(2, 2, 3, 0, 0.0))
     after = (first.tokens, first.lengths, first.scores, first.finished, first.optimal)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@here_only
+@pytest.mark.usefixtures("kernels")
+def test_threads_get_their_own_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All search by one set of buffers, and each is held up between its steps so that another could come in."""
+    model, step = markov(), FixedMarkov.step
+    batches = [torch.tensor([n, 4 - n], device=DEVICE) for n in range(4)]
+    alone = [captured_search(model, batch, Request(2, 2, 3, 0, 0.0)) for batch in batches]
+    monkeypatch.setattr(FixedMarkov, "step", lambda *given: time.sleep(0.001) or step(*given))
+    with ThreadPoolExecutor(len(batches)) as pool:
+        found = list(pool.map(lambda batch: captured_search(model, batch, Request(2, 2, 3, 0, 0.0)), batches))
+    for one, other in zip(found, alone, strict=True):
+        assert other is not None
+        assert_same(one, other)
+    assert kept(model) == 1
 
 
 @here_only

@@ -27,7 +27,6 @@ GROUPS = {
     "decoding": (
         "kernels/test_gpu_beam.py",
         "kernels/test_gpu_decoding.py",
-        "kernels/test_gpu_halves.py",
         "energies/test_transformer_fixed.py",
         "inference/test_graph_replay.py",
     ),

@@ -41,9 +41,8 @@ SIZES = [
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The names of the kernels that launches have compiled."""
-    from thalweg.kernels.gpu import memory, memory_products
 
-    return compile_instead(monkeypatch, memory, memory_products)
+    return compile_instead(monkeypatch)
 
 
 @pytest.mark.slow

@@ -100,27 +100,6 @@ def test_addresses_are_those_of_the_parts() -> None:
 
 
 @here_only
-def test_a_known_kernel_is_started_from_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
-
-    from thalweg.kernels.gpu import launching
-
-    calls: list[tuple[object, ...]] = []
-    compiled = SimpleNamespace(run=lambda *given: calls.append(given), function="function", packed_metadata="metadata")
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(launching, "_stream", lambda device: 10 * device)
-    monkeypatch.setattr(launching, "_known", {("kernel", 3, "key"): (compiled, (True, 64))})
-    assert launching.here() == (3, 30)
-    assert launching.resumed("kernel", (7, 1, 1), (160, 2.5), "other", (3, 30)) is None
-    assert launching.resumed("kernel", (7, 1, 1), (160, 2.5), "key", (2, 20)) is None
-    assert not calls
-    again = launching.resumed("kernel", (7, 1, 1), (160, 2.5), "key", (3, 30))
-    assert again is not None
-    again()
-    assert calls == [(7, 1, 1, 30, "function", "metadata", None, None, None, 160, 2.5, True, 64)] * 2
-
-
-@here_only
 def test_rows_of_weights_wider_than_a_program_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "_LARGE", 0)
     monkeypatch.setattr(gpu, "_MANY", 0)

@@ -62,7 +62,7 @@ def test_equal_to_the_reference(sizes, settings, monkeypatch):
 def test_they_compile_for_hopper(monkeypatch):
     from thalweg.kernels.gpu import segments as module
 
-    done = compile_instead(monkeypatch, module)
+    done = compile_instead(monkeypatch)
     scores, lengths = problem(2, 4, 20, 9)
     module.likelihood(scores, lengths, gradient=True)
     module.viterbi(scores, lengths)

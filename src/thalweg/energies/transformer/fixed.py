@@ -1,30 +1,119 @@
-"""A Transformer's decoder in buffers of fixed shape: steps that a GPU can record once and repeat without the host.
+"""A Transformer in buffers of fixed shape: steps that a GPU can record once and repeat without the host.
 
-Where :mod:`~thalweg.energies.transformer.cache` grows and drops rows, here the number of rows never changes and
-everything is written in place, so that the launches of one step are those of every step.
+Where :mod:`~thalweg.energies.transformer.cache` grows and drops rows, here the number of rows never changes and what
+outlives a step is written in place, so that the launches of one step are those of every step.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from dataclasses import dataclass
-from itertools import count
-from operator import is_
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from thalweg.energies.transformer.halves import HalvedTransformer
 from thalweg.inference.search.graph_replay import FixedPlan
 from thalweg.kernels import dispatch
 from thalweg.layers.padded import Padded, checked
-from thalweg.layers.positions import rotary_table
-from thalweg.layers.transformer import TransformerLayer
+from thalweg.layers.positions import rotary_table, rotate
+from thalweg.layers.transformer import FeedForward, TransformerLayer
 
 if TYPE_CHECKING:
     from thalweg.energies.transformer.model import Transformer
+
+
+class _Plain:
+    """What layers are made of, by the modules themselves: rows are read as they are."""
+
+    block = 0
+
+    def ready(self, x: Tensor, norm: nn.Module | None, *, keep: bool) -> tuple[Tensor, Any]:
+        """The stream, normalised only if that is to be kept, and as the next product reads it."""
+        read = x if norm is None else norm(x)
+        return read if keep else x, read
+
+    def multiply(self, read: Any, layer: nn.Linear, bias: Tensor | None = None) -> Tensor:
+        """A product, with a bias in the place of the layer's own if given."""
+        return nn.functional.linear(read, layer.weight, layer.bias if bias is None else bias)
+
+    def add(self, read: Any, layer: nn.Linear, x: Tensor) -> Tensor:
+        """The stream after a block whose last layer this is."""
+        return x + layer(read)
+
+    def feed(self, read: Any, block: FeedForward, x: Tensor) -> Tensor:
+        """The stream after a feed-forward block."""
+        return x + block(read)
+
+
+class _Halved(_Plain):
+    """The same by products of halves, in which every matrix and all that is multiplied with one is written down.
+
+    Args:
+        model: its weights are read anew at every :meth:`refresh`, where they were.
+        kernels: of decoding; block: columns that share a scale.
+    """
+
+    def __init__(self, model: Transformer, kernels: Any, block: int) -> None:
+        self._kernels, self.block = kernels, block
+        self._layers = _linears(model)
+        self._matrices = {
+            id(layer): kernels.Halves.empty(*layer.weight.shape, block, model.device) for layer in self._layers
+        }
+
+    def refresh(self) -> None:
+        """Read the weights as they are now."""
+        for layer in self._layers:
+            self._kernels.normalise(layer.weight.detach(), None, self._matrices[id(layer)])
+
+    def ready(self, x: Tensor, norm: nn.Module | None, *, keep: bool) -> tuple[Tensor, Any]:
+        assert norm is None or isinstance(norm, nn.LayerNorm)
+        about = None if norm is None else (norm.weight, norm.bias, norm.eps)
+        to = self._kernels.Halves.empty(*x.shape, self.block, x.device)
+        return x, self._kernels.normalise(x, about, to, keep=keep and norm is not None)
+
+    def multiply(self, read: Any, layer: nn.Linear, bias: Tensor | None = None, **how: Any) -> Any:
+        return self._kernels.multiply(read, self._matrices[id(layer)], layer.bias if bias is None else bias, **how)
+
+    def add(self, read: Any, layer: nn.Linear, x: Tensor) -> Tensor:
+        return self.multiply(read, layer, residual=x)
+
+    def feed(self, read: Any, block: FeedForward, x: Tensor) -> Tensor:
+        gate = None if block.gate is None else (self._matrices[id(block.gate)], block.gate.bias)
+        inner = self.multiply(read, block.up, activation=block.activation, gate=gate, halved=True)
+        return self.add(inner, block.down, x)
+
+
+def _linears(model: Transformer) -> list[nn.Linear]:
+    """Every layer that multiplies, in the encoder too if it is one of these."""
+    found: list[nn.Linear | None] = [model.output]
+    encoder = model.encoder if _encodes(model) else None
+    for layer in [*(encoder.each if encoder else ()), *model.decoder.each]:
+        block, cross = layer.feedforward, layer.cross
+        found += [layer.attention.project, layer.attention.out, block.up, block.gate, block.down]
+        if cross is not None:
+            found += [cross.query, cross.out, cross.memory if encoder else None]
+    return [layer for layer in found if layer is not None]
+
+
+def _encodes(model: Transformer) -> bool:
+    """Whether the encoder is one whose layers are computed as the decoder's."""
+    return model.encoder is not None and model.config.positions != "rotary" and model.config.encoder_norm == "layer"
+
+
+def _products(model: Transformer, rows: int, kernels: Any) -> _Plain:
+    """By halves with rows enough for matrix units in float32, and sizes that can be cut into blocks."""
+    config, weight = model.config, model.target_embedding.weight
+    size, inner = config.width // config.heads, config.feedforward
+    block = min(64, size & -size, inner & -inner)
+    exact = weight.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    if not (exact and block >= 16 and kernels.suits(rows)):
+        return _Plain()
+    return _Halved(model, kernels, block) if all(x.weight.is_contiguous() for x in _linears(model)) else _Plain()
+
+
+_Read = Callable[[Tensor, int], Any]
 
 
 class FixedTransformer:
@@ -34,8 +123,8 @@ class FixedTransformer:
         model: in evaluation mode; its weights are read where they are.
         items, width: A and W; places: S; capacity: T.
 
-    :meth:`encode` and :meth:`step` allocate nothing that outlives them but what they give back, and never look at a
-    value on the device. Time of a step as that of :meth:`Transformer.step`; memory O(L T A W D).
+    :meth:`encode` and :meth:`step` never look at a value on the device, and what outlives them lies in buffers of this
+    object. Time of a step as that of :meth:`Transformer.step`; memory O(L T A W D).
 
     >>> from thalweg.energies.transformer.model import Transformer
     >>> from thalweg.energies.transformer.config import TransformerConfig
@@ -65,11 +154,8 @@ class FixedTransformer:
         self.memories = [room(items, places, 2, config.width) for _ in model.decoder.layers]
         self.caches = [room(capacity, rows, 2, config.width) for _ in model.decoder.layers]
         self.lineage = room(rows, capacity, dtype=torch.int32)
-        self.streams = room(2, rows, config.width)
-        self.queries, self.reading = room(2, rows, config.width)
-        self.inner = room(rows, config.feedforward)
-        self.logits, self.bias = room(rows, model.vocab_size, dtype=torch.float32), room(model.vocab_size)
-        self.halved = HalvedTransformer(model, rows, items, places) if HalvedTransformer.serves(model, rows) else None
+        self.bias = room(model.vocab_size)
+        self.products = _products(model, rows, self.kernels)
         self.positions = model.position_table(capacity)
         # A recorded encoder reads its tables where they were: they must stay.
         self.tables: tuple[Tensor | None, ...] = (model.position_table(reach + model.counted_from, source=True),)
@@ -79,7 +165,7 @@ class FixedTransformer:
             self.tables = rotary_table(places + model.counted_from, size, dtype=weight.dtype, device=weight.device)
             turns = model.rotary_turns(capacity, torch.arange(capacity, device=weight.device))
             assert turns is not None
-            self.angles = torch.stack(turns, dim=1).float().contiguous()
+            self.angles = torch.stack(turns, dim=1)  # (T, 2, d / 2)
 
     @property
     def model(self) -> Transformer:
@@ -106,153 +192,102 @@ class FixedTransformer:
 
         What is left of the buffers is a source of one symbol.
         """
-        tokens, mask = (part.to(self.lengths.device, non_blocking=True) for part in (source.tokens, source.mask))
-        self.kernels.place(tokens, mask, self.sources.tokens, self.sources.mask, self.model.pad, count)
+        (items, size), (tokens, _, mask) = source.tokens.shape, self.sources
+        count.fill_(items)
+        tokens.fill_(self.model.pad)
+        mask.zero_()
+        mask[:, 0] = True
+        tokens[:items, :size].copy_(source.tokens, non_blocking=True)
+        mask[:items, :size].copy_(source.mask, non_blocking=True)
 
     def encode(self) -> None:
         """Keys and values of the sources; the lineage is for whoever searches to begin."""
-        model, halved = self.model, self.halved
+        model, products = self.model, self.products
         self.lengths.copy_(self.sources.mask.sum(dim=1))
         bias = model.never + model.unread
         self.bias.copy_(bias if model.output.bias is None else bias + model.output.bias)
-        if halved is not None:
-            halved.refresh(self.bias)
-        if halved is not None and halved.encodes(model):
-            halved.encode(model.embed_padded(self.sources)[0], self.lengths, model, self.memories)
+        if isinstance(products, _Halved):
+            products.refresh()
+        if isinstance(products, _Halved) and _encodes(model):
+            found = self._encoded(products)
         else:
-            for memory, found in zip(self.memories, model.encode(self.sources).memories, strict=True):
-                memory.copy_(found)
+            found = model.encode(self.sources).memories
+        for memory, new in zip(self.memories, found, strict=True):
+            memory.copy_(new.view_as(memory))
+
+    def _encoded(self, products: _Halved) -> list[Tensor]:
+        """Keys and values by layers computed as those of the decoder."""
+        model, places = self.model, self.sources.tokens.shape[1]
+        assert model.encoder is not None
+        x, _ = model.embed_padded(self.sources)
+        x, read = products.ready(x.flatten(0, 1).contiguous(), None, keep=False)
+        for layer in model.encoder.each:
+
+            def own(projected: Tensor, heads: int) -> Any:
+                return self.kernels.attend_places(projected, self.lengths, places, heads, products.block)
+
+            x, read = self._layer(layer, x, read, own)
+        if model.encoder.norm is not None:
+            x, read = products.ready(x, model.encoder.norm, keep=False)
+        return [products.multiply(read, layer.cross.memory) for layer in model.decoder.each if layer.cross is not None]
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Feed ``tokens (R,)`` at ``position (1,)``: logits ``(R, V)``, not normalised, in a buffer of this object."""
-        model, ops = self.model, self.kernels
-        scale = model.config.width**0.5 if model.config.embedding_scale else 1.0
-        fed = ops.Fed(tokens, model.target_embedding.weight, scale, self.positions, position)
-        if self.halved is not None:
-            return self._halved_step(self.halved, fed)
-        x, other = self.streams
-        ops.embed(fed, x)
-        # The norm that whoever reads the stream still has to apply, where norms come after the sums.
-        pending = None if model.target_norm is None else _norm(ops, model.target_norm)
-        if pending and model.config.norm == "pre":
-            x.copy_(nn.functional.layer_norm(x, x.shape[1:], *pending))
-            pending = None
+        """Feed ``tokens (R,)`` at ``position (1,)``: logits ``(R, V)``, not normalised."""
+        model, products, kernels = self.model, self.products, self.kernels
+        x, read = products.ready(self._embedded(tokens, position), model.target_norm, keep=True)
         for layer, cache, memory in zip(model.decoder.each, self.caches, self.memories, strict=True):
-            x, other = self._layer(layer, cache, memory, position, x, other, pending), x
-            pending = None if layer.first else _norm(ops, layer.feedforward_norm)
-        last = pending if model.decoder.norm is None else _norm(ops, model.decoder.norm)
-        return ops.linear(x, model.output.weight, self.bias, self.logits, norm=last)
 
-    def _halved_step(self, halved: HalvedTransformer, fed: Any) -> Tensor:
-        model, rooms = self.model, halved.rooms
-        halved.begin_step(fed, model.target_norm, model.config.norm == "pre")
-        for layer, cache, memory in zip(model.decoder.each, self.caches, self.memories, strict=True):
-            about = (self.lengths, self.lineage, fed.position, self.angles)
-            halved.layer(layer, cache, memory, *about, first=cache is self.caches[0])
-        halved.output(model.decoder.norm, model.output, self.logits)
-        halved.rooms = rooms  # every step begins with the same buffers
-        return self.logits
+            def own(projected: Tensor, heads: int, cache: Tensor = cache) -> Any:
+                self._turn(projected, heads, position)
+                return kernels.attend_past(projected, cache, self.lineage, position, heads, products.block)
+
+            def cross(queries: Tensor, heads: int, memory: Tensor = memory) -> Any:
+                return kernels.attend_source(queries, memory, self.lengths, heads, products.block)
+
+            x, read = self._layer(layer, x, read, own, cross)
+        if model.decoder.norm is not None:
+            x, read = products.ready(x, model.decoder.norm, keep=False)
+        return products.multiply(read, model.output, self.bias)
+
+    def _embedded(self, tokens: Tensor, position: Tensor) -> Tensor:
+        model = self.model
+        x = nn.functional.embedding(tokens, model.target_embedding.weight)
+        scale = model.config.width**0.5 if model.config.embedding_scale else 1.0
+        if self.positions is None:
+            return x * scale
+        return torch.add(self.positions.index_select(0, position), x, alpha=scale)
+
+    def _turn(self, projected: Tensor, heads: int, position: Tensor) -> None:
+        """Rotary positions, in place, of the queries and keys in ``projected`` (R, 3 D)."""
+        if self.angles is not None:
+            cosines, sines = self.angles.index_select(0, position).unbind(1)
+            both = projected[:, : projected.shape[1] // 3 * 2]
+            both.copy_(rotate(both.unflatten(1, (2 * heads, -1)), cosines, sines).flatten(1))
 
     def _layer(
-        self,
-        layer: TransformerLayer,
-        cache: Tensor,
-        memory: Tensor,
-        position: Tensor,
-        x: Tensor,
-        other: Tensor,
-        pending: Any,
-    ) -> Tensor:
-        """The stream after a layer, in ``other``; ``x`` is used up."""
-        assert layer.cross is not None
-        ops, pre = self.kernels, layer.first
-        norm = _norm(ops, layer.attention_norm)
-        self._project(layer, cache, position, x, norm if pre else pending)
-        ops.attend_past(self.queries, cache, self.lineage, position, layer.attention.heads, self.reading)
-        self._add(layer.attention.out, self.reading, x, other, pending)
-        pending = None if pre else norm
+        self, layer: TransformerLayer, x: Tensor, read: Any, own: _Read, cross: _Read | None = None
+    ) -> tuple[Tensor, Any]:
+        """The stream after a layer, and as what follows reads it where norms come after the sums."""
+        products, attention, other = self.products, layer.attention, layer.cross
 
-        norm = _norm(ops, layer.cross_norm)
-        query = layer.cross.query
-        ops.linear(other, query.weight, query.bias, self.queries, norm=norm if pre else pending)
-        ops.attend_source(self.queries, memory, self.lengths, layer.cross.heads, self.reading)
-        self._add(layer.cross.out, self.reading, other, x, pending)
-        pending = None if pre else norm
+        def block(x: Tensor, read: Any, norm: nn.Module, work: Callable[[Any, Tensor], Tensor]) -> tuple[Tensor, Any]:
+            if layer.first:
+                x, read = products.ready(x, norm, keep=False)
+                return work(read, x), read
+            return products.ready(work(read, x), norm, keep=True)
 
-        norm, block = _norm(ops, layer.feedforward_norm), layer.feedforward
-        gate = None if block.gate is None else (block.gate.weight, block.gate.bias)
-        ops.linear(
-            *(x, block.up.weight, block.up.bias, self.inner),
-            norm=norm if pre else pending,
-            activation=block.activation,
-            gate=gate,
-        )
-        return self._add(block.down, self.inner, x, other, pending)
+        def attended(read: Any, x: Tensor) -> Tensor:
+            return products.add(own(products.multiply(read, attention.project), attention.heads), attention.out, x)
 
-    def _project(self, layer: TransformerLayer, cache: Tensor, position: Tensor, x: Tensor, norm: Any) -> None:
-        project, heads = layer.attention.project, layer.attention.heads
-        self.kernels.project(x, project.weight, project.bias, self.queries, cache, position, norm)
-        if self.angles is not None:
-            self.kernels.rotate(self.queries, cache, self.angles, position, heads)
+        def crossed(read: Any, x: Tensor) -> Tensor:
+            assert other is not None
+            assert cross is not None
+            return products.add(cross(products.multiply(read, other.query), other.heads), other.out, x)
 
-    def _add(self, layer: nn.Linear, x: Tensor, stream: Tensor, out: Tensor, pending: Any) -> Tensor:
-        return self.kernels.linear(x, layer.weight, layer.bias, out, residual=stream, residual_norm=pending)
-
-
-def _norm(ops: Any, norm: nn.Module) -> Any:
-    assert isinstance(norm, nn.LayerNorm)
-    return ops.Norm(norm.weight, norm.bias, norm.eps)
-
-
-_numbers = count()
-
-
-@dataclass
-class _Outline:
-    """Where a model's tensors are named, to see in a few microseconds that it is made of the same ones."""
-
-    parts: list[dict[str, Any]]  # parameters, buffers and children of all modules
-    sizes: list[int]
-    holders: list[dict[str, Any]]  # of each tensor and child: the part it is in,
-    names: list[str]
-    things: list[Any]  # and what it was
-    tensors: list[Tensor]
-    addresses: tuple[int, ...] = ()
-    number: int = -1  # of these addresses
-
-    @classmethod
-    def of(cls, model: nn.Module) -> _Outline:
-        found = cls([], [], [], [], [], [])
-        for module in model.modules():
-            for part in (module._parameters, module._buffers, module._modules):
-                found.parts.append(part)  # type: ignore[arg-type]
-                found.sizes.append(len(part))
-                for name, thing in part.items():
-                    found.holders.append(part)  # type: ignore[arg-type]
-                    found.names.append(name)
-                    found.things.append(thing)
-        found.tensors.extend(thing for thing in found.things if isinstance(thing, Tensor))
-        return found
-
-    def holds(self) -> bool:
-        """Whether the model is still made of the same modules and tensors; no loop in Python, for it is long."""
-        if list(map(len, self.parts)) != self.sizes:
-            return False
-        return all(map(is_, map(dict.get, self.holders, self.names), self.things))
-
-
-_outlines: weakref.WeakKeyDictionary[nn.Module, _Outline] = weakref.WeakKeyDictionary()
-
-
-def _place_of(model: nn.Module) -> int:
-    """A number that stands for the addresses of all its parameters and buffers: another as soon as one is."""
-    outline = _outlines.get(model)
-    if outline is None or not outline.holds():
-        outline = _outlines[model] = _Outline.of(model)
-    addresses = tuple(map(Tensor.data_ptr, outline.tensors))
-    if addresses != outline.addresses:
-        outline.addresses, outline.number = addresses, next(_numbers)
-    return outline.number
+        x, read = block(x, read, layer.attention_norm, attended)
+        if other is not None:
+            x, read = block(x, read, layer.cross_norm, crossed)
+        return block(x, read, layer.feedforward_norm, lambda read, x: products.feed(read, layer.feedforward, x))
 
 
 def fixed_plan(model: Transformer, source: Padded) -> FixedPlan | None:
@@ -267,7 +302,7 @@ def fixed_plan(model: Transformer, source: Padded) -> FixedPlan | None:
         return None  # the ordinary search says what is wrong
     places = -(-source.tokens.size(1) // 4) * 4
     # A graph reads the weights, and batch norm's statistics, where they were when it was recorded.
-    where = _place_of(model)
+    where = tuple(x.data_ptr() for x in (*model.parameters(), *model.buffers()))
 
     def make(items: int, width: int, capacity: int) -> FixedTransformer:
         return FixedTransformer(model, items, width, places, capacity)

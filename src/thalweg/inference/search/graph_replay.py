@@ -11,6 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from threading import RLock
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -98,7 +99,8 @@ class _Captured:
         graphs = []
         for work in (self.begin, self.step):
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # What other threads do to the device meanwhile is no part of it.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 work()
             graphs.append(graph)
         self.graphs = graphs[0], graphs[1]
@@ -136,19 +138,19 @@ class _Captured:
     def _replay(self, begin: Any, step: Any) -> Any:
         assert self.seen is not None
         self.seen.fill_(1)
-        begin.replay()
         stream, events = torch.cuda.current_stream(), self.events
-        for n in range(self.request.max_length):
-            step.replay()
-            events[n % (LEAD + 1)].record(stream)
-            if n >= LEAD:
-                events[(n - LEAD) % (LEAD + 1)].synchronize()
-                if not int(self.seen):
-                    break
-        found = self._trace()  # the host makes room for the answers while the GPU still looks for them
-        events[0].record(stream)
-        events[0].synchronize()
-        return found
+        try:
+            begin.replay()
+            for n in range(self.request.max_length):
+                step.replay()
+                events[n % (LEAD + 1)].record(stream)
+                if n >= LEAD:
+                    events[(n - LEAD) % (LEAD + 1)].synchronize()
+                    if not int(self.seen):
+                        break
+            return self._trace()  # the host makes room for the answers while the GPU still looks for them
+        finally:  # whoever comes next, in another stream perhaps, finds nothing at work on the buffers
+            stream.synchronize()
 
     def _trace(self) -> Any:
         """The answers in tensors of their own; what the host must know of them goes to the summary."""
@@ -195,6 +197,7 @@ class FixedPlan(NamedTuple):
 
 
 _kept: WeakKeyDictionary[Any, OrderedDict[Any, _Captured]] = WeakKeyDictionary()
+_alone = RLock()  # searches of a model share buffers, graphs are recorded by one thread at a time: each in its turn
 
 
 def captured_search(model: Any, inputs: Any, request: Request) -> Hypotheses | None:
@@ -216,7 +219,7 @@ def captured_search(model: Any, inputs: Any, request: Request) -> Hypotheses | N
         return None
     most = max(1, MOST_ROWS // request.width)
     # Buffers outlive the call: whether the caller records gradients, or nothing at all, must not cling to them.
-    with torch.inference_mode(False), torch.no_grad(), _on(plan.device):
+    with _alone, torch.inference_mode(False), torch.no_grad(), _on(plan.device):
         pieces = ((first, min(first + most, plan.size)) for first in range(0, plan.size, most))
         return joined([_run(model, plan, *piece, request) for piece in pieces])
 

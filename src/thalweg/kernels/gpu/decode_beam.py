@@ -12,11 +12,49 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.kernels.fixed_beam import Beam
 from thalweg.kernels.gpu.arithmetic import pending
-from thalweg.kernels.gpu.launching import launch, overlapped
+from thalweg.kernels.gpu.launching import overlapped
 
 __all__ = ["MOST_CANDIDATES", "Beam", "Traced", "advance", "fits", "start", "trace"]
+
+
+class Beam(NamedTuple):
+    """Where the search stands, for A items of W rows each; all is changed in place.
+
+    >>> beam = Beam.empty(2, 3, 1, 5, torch.device("cpu"))
+    >>> beam.live.shape, beam.history.shape
+    (torch.Size([2, 3]), torch.Size([5, 2, 3]))
+    """
+
+    tokens: Tensor  # (A W,) int64: what each row is fed next
+    parents: Tensor  # (A W,) int64: the row it comes from
+    live: Tensor  # (A, W) log-probabilities, -inf where there is no row
+    rank: Tensor  # (A, k) of the finished, best first
+    score: Tensor  # (A, k)
+    code: Tensor  # (A, k) int64: step * W V + row * V + symbol of the last choice
+    history: Tensor  # (T, A, W) int64: row * V + symbol
+    dropped: Tensor  # (A,) the best score that was ever let go of
+    done: Tensor  # (A,) int32: the number of the step after which nothing can change; 0 before
+    position: Tensor  # (1,) int64: steps taken
+    remaining: Tensor  # (1,) int32: items that are not done
+    arrived: Tensor  # (1,) int32: programs of a launch that have come to their end; 0 between launches
+    notes: Tensor  # (2,) int32: what programs tell the last of them; 0 between launches
+
+    @classmethod
+    def empty(cls, items: int, width: int, k: int, capacity: int, device: torch.device) -> Beam:
+        """Room for a search of at most ``capacity`` steps."""
+
+        def room(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        single = torch.float32
+        return cls(
+            *(room(items * width), room(items * width), room(items, width, dtype=single)),
+            *(room(items, k, dtype=single), room(items, k, dtype=single), room(items, k)),
+            *(room(capacity, items, width), room(items, dtype=single), room(items, dtype=torch.int32), room(1)),
+            *(room(count, dtype=torch.int32) for count in (1, 1, 2)),
+        )
+
 
 MOST_CANDIDATES = 16384  # continuations of an item that one program can hold
 
@@ -56,20 +94,9 @@ def _pick(vector, index, at):
 @triton.jit
 def _advance(
     logits,
-    tokens,
-    parents,
-    live,
-    rank,
-    score,
-    code,
-    history,
-    dropped,
-    done,
-    position,
-    remaining,
-    arrived,
-    seen,
+    beam,
     lineage,
+    seen,
     items,
     V,
     eos,
@@ -87,8 +114,8 @@ def _advance(
 ):
     pending(WAIT)
     item = tl.program_id(0)
-    now = tl.load(position)
-    if tl.load(done + item) == 0:
+    now = tl.load(beam.position)
+    if tl.load(beam.done + item) == 0:
         step = now.to(tl.int32) + 1
         w = tl.arange(0, WP)
         v = tl.arange(0, VP)
@@ -97,7 +124,7 @@ def _advance(
         top = tl.max(x, axis=1)
         top = tl.where(top == -float("inf"), 0.0, top)
         norm = top + tl.log(tl.where(w < W, tl.sum(tl.exp(x - top[:, None]), axis=1), 1.0))
-        alive = tl.load(live + item * W + w, mask=w < W, other=-float("inf"))
+        alive = tl.load(beam.live + item * W + w, mask=w < W, other=-float("inf"))
         total = x - norm[:, None] + alive[:, None]
         symbol = tl.broadcast_to(v[None, :], (WP, VP))
         total = tl.where(inside & ~((symbol == eos) & (step < min_length)), total, -float("inf"))
@@ -109,7 +136,7 @@ def _advance(
         ended = tl.full((WP,), -float("inf"), tl.float32)
         ended_code = tl.zeros((WP,), tl.int32)
         count = 0
-        lost = tl.load(dropped + item)
+        lost = tl.load(beam.dropped + item)
         cut = (eos >= 0) & (step == max_length)  # from here on only eos can make a hypothesis
         for i in tl.static_range(2 * W):
             best = tl.max(tl.max(key, axis=1), axis=0)
@@ -130,13 +157,13 @@ def _advance(
             count = tl.where(ends, count, count + 1)
         key = tl.where(cut & (symbol != eos), _GONE, key)
         rest = _value(tl.max(tl.max(key, axis=1), axis=0))
-        tl.store(dropped + item, tl.where(rest > lost, rest, lost))
+        tl.store(beam.dropped + item, tl.where(rest > lost, rest, lost))
 
         j = tl.arange(0, KP)
         mine = item * K + j
-        old_rank = tl.load(rank + mine, mask=j < K, other=-float("inf"))
-        old_score = tl.load(score + mine, mask=j < K, other=-float("inf"))
-        old_code = tl.load(code + mine, mask=j < K, other=0)
+        old_rank = tl.load(beam.rank + mine, mask=j < K, other=-float("inf"))
+        old_score = tl.load(beam.score + mine, mask=j < K, other=-float("inf"))
+        old_code = tl.load(beam.code + mine, mask=j < K, other=0)
         new_rank = ended
         if penalty != 0:
             new_rank = ended / tl.exp(penalty * tl.log(step.to(tl.float32)))
@@ -153,9 +180,9 @@ def _advance(
             its_score = tl.where(last == -float("inf"), -float("inf"), its_score)
             number = step.to(tl.int64) * W * V + _pick(ended_code, w, new_at).to(tl.int64)
             number = tl.where(older, _pick(old_code, j, old_at), number)
-            tl.store(rank + item * K + i, last)
-            tl.store(score + item * K + i, its_score)
-            tl.store(code + item * K + i, number)
+            tl.store(beam.rank + item * K + i, last)
+            tl.store(beam.score + item * K + i, its_score)
+            tl.store(beam.code + item * K + i, number)
             old_rank = tl.where(j == tl.where(older, old_at, -1), -float("inf"), old_rank)
             new_rank = tl.where(w == tl.where(older, -1, new_at), -float("inf"), new_rank)
 
@@ -174,11 +201,11 @@ def _advance(
         # A dead slot follows the best row, so that the model is never asked about an impossible sequence.
         follows = tl.where(dead, first_code, kept_code)
         own = item * W + w
-        tl.store(live + own, kept, mask=w < W)
-        tl.store(history + ((step - 1).to(tl.int64) * items + item) * W + w, follows.to(tl.int64), mask=w < W)
-        tl.store(tokens + own, (follows % V).to(tl.int64), mask=w < W)
+        tl.store(beam.live + own, kept, mask=w < W)
+        tl.store(beam.history + ((step - 1).to(tl.int64) * items + item) * W + w, follows.to(tl.int64), mask=w < W)
+        tl.store(beam.tokens + own, (follows % V).to(tl.int64), mask=w < W)
         source = item * W + follows // V
-        tl.store(parents + own, source.to(tl.int64), mask=w < W)
+        tl.store(beam.parents + own, source.to(tl.int64), mask=w < W)
         if TP > 0:
             t = tl.arange(0, TP)
             there = (w < W)[:, None] & (t < capacity)[None, :]
@@ -187,13 +214,13 @@ def _advance(
             tl.debug_barrier()  # all rows are read before one is written
             tl.store(lineage + own[:, None] * capacity + t[None, :], past, mask=there)
         if over | (step == max_length):
-            tl.store(done + item, step)
-            tl.atomic_add(remaining, -1)
+            tl.store(beam.done + item, step)
+            tl.atomic_add(beam.remaining, -1)
     # All have read where the search stands when the last one comes by.
-    if tl.atomic_add(arrived, 1) == tl.num_programs(0) - 1:
-        tl.store(arrived, 0)
-        tl.store(position, now + 1)
-        tl.store(seen, tl.load(remaining))
+    if tl.atomic_add(beam.arrived, 1) == tl.num_programs(0) - 1:
+        tl.store(beam.arrived, 0)
+        tl.store(beam.position, now + 1)
+        tl.store(seen, tl.load(beam.remaining))
 
 
 def _warps(width: int, V: int) -> int:
@@ -223,9 +250,7 @@ def advance(
     launched = overlapped(logits)
     kernel: Any = _advance
     kernel[(items,)](
-        *(logits, beam.tokens, beam.parents, beam.live, beam.rank, beam.score, beam.code, beam.history),
-        *(beam.dropped, beam.done, beam.position, beam.remaining, beam.arrived),
-        *(beam.remaining if seen is None else seen, beam.tokens if lineage is None else lineage),
+        *(logits, beam, beam.tokens if lineage is None else lineage, beam.remaining if seen is None else seen),
         *(items, V, -1 if eos is None else eos, max_length, min_length, capacity, float(penalty)),
         W=width,
         K=beam.rank.shape[1],
@@ -239,89 +264,28 @@ def advance(
     )
 
 
-@triton.jit
-def _start(
-    tokens,
-    live,
-    rank,
-    score,
-    dropped,
-    done,
-    position,
-    remaining,
-    arrived,
-    lineage,
-    count,
-    bos,
-    capacity,
-    W: tl.constexpr,
-    K: tl.constexpr,
-    WP: tl.constexpr,
-    KP: tl.constexpr,
-    PAST: tl.constexpr,
-    WAIT: tl.constexpr,
-):
-    pending(WAIT)
-    item = tl.program_id(0)
-    known = tl.load(count)
-    w = tl.arange(0, WP)
-    own, there = item * W + w, w < W
-    tl.store(tokens + own, tl.zeros((WP,), tl.int64) + bos, mask=there)
-    tl.store(live + own, tl.where(w == 0, 0.0, -float("inf")), mask=there)
-    j = tl.arange(0, KP)
-    nothing = tl.full((KP,), -float("inf"), tl.float32)
-    tl.store(rank + item * K + j, nothing, mask=j < K)
-    tl.store(score + item * K + j, nothing, mask=j < K)
-    tl.store(dropped + item, -float("inf"))
-    tl.store(done + item, (item >= known).to(tl.int32))
-    if PAST:
-        tl.store(lineage + own * capacity, own, mask=there)
-    if item == 0:
-        tl.store(position, 0)
-        tl.store(remaining, known)
-        tl.store(arrived, 0)
-
-
 def start(beam: Beam, count: Tensor, bos: int, lineage: Tensor | None = None) -> None:
     """Begin anew with the first ``count`` (1,) int32 items; the others are done before they begin.
 
     ``lineage`` (A W, T), where given: rows come from themselves in the first step.
     """
-    (items, width), k = beam.live.shape, beam.rank.shape[1]
-    launched = overlapped(beam.live)
-    kernel: Any = _start
-    kernel[(items,)](
-        *(beam.tokens, beam.live, beam.rank, beam.score, beam.dropped, beam.done, beam.position, beam.remaining),
-        *(beam.arrived, beam.tokens if lineage is None else lineage, count, bos),
-        0 if lineage is None else lineage.shape[1],
-        W=width,
-        K=k,
-        WP=triton.next_power_of_2(width),
-        KP=triton.next_power_of_2(k),
-        PAST=lineage is not None,
-        WAIT=bool(launched),
-        num_warps=1,
-        **launched,
-    )
+    beam.tokens.fill_(bos)
+    for scores in (beam.live, beam.rank, beam.score, beam.dropped):
+        scores.fill_(-torch.inf)
+    beam.live[:, 0] = 0.0
+    beam.done.copy_(torch.arange(len(beam.done), device=beam.done.device) >= count)
+    beam.position.zero_()
+    beam.remaining.copy_(count)
+    beam.arrived.zero_()
+    if lineage is not None:
+        lineage[:, 0] = torch.arange(len(lineage), device=lineage.device)
 
 
 @triton.jit
 def _trace(
-    live,
-    rank,
-    score,
-    code,
-    history,
-    dropped,
-    done,
-    arrived,
+    beam,
     count,
-    tokens,
-    lengths,
-    scores,
-    finished,
-    optimal,
-    notes,
+    found,
     summary,
     items,
     capacity,
@@ -332,44 +296,45 @@ def _trace(
     """Walk each hypothesis back from its last symbol; live rows of the last step fill what is missing."""
     item, slot = tl.program_id(0), tl.program_id(1)
     span = W * V
-    steps = tl.load(done + item)
-    number = tl.load(code + item * K + slot)
-    value = tl.load(score + item * K + slot)
+    steps = tl.load(beam.done + item)
+    number = tl.load(beam.code + item * K + slot)
+    value = tl.load(beam.score + item * K + slot)
     ended = value > -float("inf")
     many = 0
     for i in range(K):
-        many += (tl.load(score + item * K + i) > -float("inf")).to(tl.int32)
+        many += (tl.load(beam.score + item * K + i) > -float("inf")).to(tl.int32)
     spare = slot - many
     # What finished comes first, so a missing one stands behind all of it.
     if (ended == 0) & (spare < W):
-        value = tl.load(live + item * W + spare)
-        number = tl.load(history + ((steps - 1).to(tl.int64) * items + item) * W + spare) + steps.to(tl.int64) * span
+        value = tl.load(beam.live + item * W + spare)
+        last = beam.history + ((steps - 1).to(tl.int64) * items + item) * W
+        number = tl.load(last + spare) + steps.to(tl.int64) * span
     there = (value == value) & (value > -float("inf"))
     length = tl.where(there, number // span, 0).to(tl.int32)
     place = number % span
-    tl.store(lengths + item * K + slot, length.to(tl.int64))
-    tl.store(scores + item * K + slot, tl.where(there | (value != value), value, -float("inf")))
-    tl.store(finished + item * K + slot, (ended & there).to(tl.uint8))
-    target = tokens + (item.to(tl.int64) * K + slot) * capacity
+    tl.store(found.lengths + item * K + slot, length.to(tl.int64))
+    tl.store(found.scores + item * K + slot, tl.where(there | (value != value), value, -float("inf")))
+    tl.store(found.finished + item * K + slot, (ended & there).to(tl.uint8))
+    target = found.tokens + (item.to(tl.int64) * K + slot) * capacity
     for back in range(length):
         step = length - 1 - back
         tl.store(target + step, place % V)
         if step > 0:
-            place = tl.load(history + ((step - 1).to(tl.int64) * items + item) * W + place // V)
+            place = tl.load(beam.history + ((step - 1).to(tl.int64) * items + item) * W + place // V)
     for step in range(length, capacity):
         tl.store(target + step, -1)
-    best, row = tl.load(rank + item * K), tl.load(live + item * W)
+    best, row = tl.load(beam.rank + item * K), tl.load(beam.live + item * W)
     if slot == 0:
-        proved = (best >= tl.load(dropped + item)) & ended & there
-        tl.store(optimal + item, proved.to(tl.uint8))
+        proved = (best >= tl.load(beam.dropped + item)) & ended & there
+        tl.store(found.optimal + item, proved.to(tl.uint8))
         wrong = ((row < float("inf")) & (best < float("inf"))) == 0  # NaN or +inf
-        tl.atomic_max(notes + 1, wrong.to(tl.int32))
-    tl.atomic_max(notes, tl.where(item < tl.load(count), length, 0))
-    if tl.atomic_add(arrived, 1) == tl.num_programs(0) * K - 1:
-        tl.store(arrived, 0)
+        tl.atomic_max(beam.notes + 1, wrong.to(tl.int32))
+    tl.atomic_max(beam.notes, tl.where(item < tl.load(count), length, 0))
+    if tl.atomic_add(beam.arrived, 1) == tl.num_programs(0) * K - 1:
+        tl.store(beam.arrived, 0)
         two = tl.arange(0, 2)
-        tl.store(summary + two, tl.load(notes + two).to(tl.int64))
-        tl.store(notes + two, tl.zeros((2,), tl.int32))
+        tl.store(summary + two, tl.load(beam.notes + two).to(tl.int64))
+        tl.store(beam.notes + two, tl.zeros((2,), tl.int32))
 
 
 class Traced(NamedTuple):
@@ -392,17 +357,11 @@ def trace(beam: Beam, vocab_size: int, count: Tensor, summary: Tensor) -> Traced
     They are the length of the longest among the first ``count`` (1,) items, and whether the best of an item is NaN or
     +inf.
     """
-    capacity, items, width = beam.history.shape
-    k = beam.rank.shape[1]
-    finished, optimal = (beam.code.new_empty(shape, dtype=torch.uint8) for shape in ((items, k), (items,)))
-    tokens = beam.code.new_empty(items, k, capacity)
-    lengths, scores = torch.empty_like(beam.code), torch.empty_like(beam.score)
-    launch(
-        *(_trace, (items, k)),
-        *(beam.live, beam.rank, beam.score, beam.code, beam.history, beam.dropped, beam.done, beam.arrived, count),
-        *(tokens, lengths, scores, finished, optimal, beam.notes, summary, items, capacity, vocab_size),
-        W=width,
-        K=k,
-        num_warps=1,
+    (capacity, items, width), k = beam.history.shape, beam.rank.shape[1]
+    flags = (beam.code.new_empty(shape, dtype=torch.uint8) for shape in ((items, k), (items,)))
+    found = Traced(
+        beam.code.new_empty(items, k, capacity), torch.empty_like(beam.code), torch.empty_like(beam.score), *flags
     )
-    return Traced(tokens, lengths, scores, finished.view(torch.bool), optimal.view(torch.bool))
+    kernel: Any = _trace
+    kernel[items, k](beam, count, found, summary, items, capacity, vocab_size, W=width, K=k, num_warps=1)
+    return found._replace(finished=found.finished.view(torch.bool), optimal=found.optimal.view(torch.bool))

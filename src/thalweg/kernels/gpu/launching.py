@@ -1,4 +1,10 @@
-"""Starting Triton kernels with few microseconds of the host: for small problems that is what a user waits for."""
+"""Starting Triton kernels with few microseconds of the host: for small problems that is what a user waits for.
+
+Triton looks at every argument of a launch to find the compiled variant, which takes longer than a small kernel. Here a
+variant that was found is started by itself from then on, ``compiled[grid](*arguments)``: one by one (:func:`launch`),
+or on addresses as a recorded sequence (:func:`replayed`). That is done with the versions of Triton that are known to
+take it, :data:`TESTED`; with any other, and in the interpreter, all that is launched is ``kernel[grid](...)``.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial, reduce
+from importlib import import_module
 from itertools import count
 from operator import itemgetter, or_
 from typing import Any, NamedTuple
@@ -26,6 +33,9 @@ __all__ = [
     "replayed",
     "resumed",
 ]
+
+TESTED = ((3, 6), (3, 7))  # versions of Triton, those of torch 2.11 to 2.13
+MOST = 4096  # of anything that is kept; sizes that change with every call would fill the memory
 
 Launch = Callable[..., Any]
 """What starts a kernel: ``launch(kernel, grid, *arguments, **options)``."""
@@ -100,19 +110,39 @@ class Room(NamedTuple):
         return tuple(self.part(index) for index in range(len(self.layout.places)))
 
 
-_ready: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+class _Variant(NamedTuple):
+    """A kernel compiled for certain types and numbers, and the constants that come after its arguments."""
+
+    compiled: Any
+    constants: tuple[Any, ...]
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> tuple[Any, tuple[Any, ...]] | None:
-    """Start a Triton kernel; gives the compiled variant and its constants, None in the interpreter.
+_known: dict[tuple[Any, ...], _Variant] = {}
+_tapes: dict[Hashable, _Tape] = {}
+_numbers: dict[Hashable, int] = {}
+_counter = count()
 
-    Triton looks at every argument anew to find the compiled variant, which takes longer than a small kernel. What it
-    looks at is summed up in a key here, and the variant it found is started directly the next time.
+
+def _keep(kept: dict[Any, Any], key: Hashable, value: Any) -> None:
+    """All is forgotten where it becomes too much: what is asked for again is found again."""
+    if len(kept) >= MOST:
+        kept.clear()
+    kept[key] = value
+
+
+@cache
+def _direct() -> bool:
+    """Whether this Triton is one that takes numbers and addresses."""
+    version = import_module("triton").__version__
+    return tuple(int(part) for part in version.split(".")[:2]) in TESTED
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> _Variant | None:
+    """Start a Triton kernel; gives what can be started by itself, None where nothing can.
+
+    What Triton looks at is summed up in a key, under which the variant that it found is kept.
     """
-    if not hasattr(kernel, "device_caches"):  # the interpreter
-        kernel[grid](*arguments, **options)
-        return None
-    device = torch.cuda.current_device()
+    device = next(x for x in arguments if isinstance(x, Tensor)).device.index
     looks = tuple(
         (x.dtype, x.data_ptr() % 16 == 0)
         if isinstance(x, Tensor)
@@ -122,73 +152,51 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
         for x in arguments
     )
     key = (kernel, device, looks, *options.values())
-    found = _ready.get(key)
-    if found is None:
-        compiled = kernel[grid](*arguments, **options)
-        constants = tuple(options[name] for name in kernel.arg_names[len(arguments) :])
-        _ready[key] = compiled, constants
-        return _ready[key]
-    compiled, constants = found
-    sizes = (*grid, 1, 1)[:3]
-    stream = _stream(device)
-    compiled.run(*sizes, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments, *constants)
-    return found
+    variant = _known.get(key)
+    if variant is not None:
+        _again(variant, grid, _stream(device), arguments)()
+        return variant
+    compiled = kernel[grid](*arguments, **options)
+    if compiled is None or not _direct():  # nothing is compiled in the interpreter
+        return None
+    variant = _Variant(compiled, tuple(options[name] for name in kernel.arg_names[len(arguments) :]))
+    _keep(_known, key, variant)
+    return variant
 
 
-_known: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
-_MOST_KNOWN = 4096
+def _again(variant: _Variant, grid: tuple[int, ...], stream: int, given: Sequence[Any]) -> Callable[[], object]:
+    """What starts a variant on tensors or their addresses, and numbers."""
+    return partial(variant.compiled[(*grid, 1, 1)[:3]], *given, *variant.constants, stream=stream)
 
 
 def repeated(
-    kernel: Any, grid: tuple[int, ...], *arguments: Any, key: Hashable = None, **options: Any
-) -> Callable[..., None]:
-    """Start a kernel, and give what starts it again, on the same tensors, in a few microseconds.
+    kernel: Any, grid: tuple[int, ...], *arguments: Any, key: Hashable, **options: Any
+) -> Callable[[], object]:
+    """Start a kernel, and give what starts it again, on the same tensors.
 
-    Numbers may be given anew by name; Triton must have been told not to specialise on them. ``key``, where given, says
-    all that decides types, numbers and options: under a key seen before no argument is looked at but for its address.
+    ``key`` says all that decides types, numbers and options: under a key seen before no argument is looked at but for
+    its address.
     """
-    if not hasattr(kernel, "device_caches"):  # the interpreter
-        names = list(kernel.arg_names)[: len(arguments)]
-        kernel[grid](*arguments, **options)
-        return lambda **new: kernel[grid](*(new.get(n, x) for n, x in zip(names, arguments, strict=True)), **options)
-    device = torch.cuda.current_device()
-    stream, sizes = _stream(device), (*grid, 1, 1)[:3]
-    given, bits = [], 0
-    for x in arguments:
-        if isinstance(x, Tensor):
-            bits |= x.data_ptr()
-            given.append(x.data_ptr())
-        else:
-            given.append(x)
-    known = None if key is None or bits & 15 else (kernel, device, key)
-    found = None if known is None else _known.get(known)
-    if found is None:
-        found = launch(kernel, grid, *arguments, **options)
-        assert found is not None
-        if known is not None:
-            if len(_known) >= _MOST_KNOWN:  # sizes that change with every call
-                _known.clear()
-            _known[known] = found
-        started = True
-    else:
-        started = False
-    compiled, constants = found
-    start, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    places = {name: place for place, name in enumerate(kernel.arg_names)}
-
-    def again(**new: Any) -> None:
-        for name, value in new.items():
-            given[places[name]] = value
-        start(*sizes, stream, function, metadata, None, None, None, *given, *constants)
-
-    if not started:
-        again()
+    tensors = [x for x in arguments if isinstance(x, Tensor)]
+    aligned = not reduce(or_, (x.data_ptr() for x in tensors), 0) & 15
+    if not (tensors[0].is_cuda and aligned and _direct()):
+        plain = partial(kernel[grid], *arguments, **options)
+        plain()
+        return plain
+    given = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
+    place = here()
+    again = resumed(kernel, grid, given, key, place)
+    if again is None:
+        variant = launch(kernel, grid, *arguments, **options)
+        assert variant is not None
+        _keep(_known, (kernel, place[0], key), variant)
+        again = _again(variant, grid, place[1], given)
     return again
 
 
 def resumed(
-    kernel: Any, grid: tuple[int, int, int], given: Sequence[Any], key: Hashable, place: tuple[int, int]
-) -> Callable[[], None] | None:
+    kernel: Any, grid: tuple[int, ...], given: Sequence[Any], key: Hashable, place: tuple[int, int]
+) -> Callable[[], object] | None:
     """Start a kernel that ``repeated`` has started under the key, and give what starts it again; None if it has not.
 
     ``given`` are the arguments as the driver takes them, numbers and addresses, which must be multiples of 16 bytes:
@@ -198,12 +206,10 @@ def resumed(
     True
     """
     device, stream = place
-    found = _known.get((kernel, device, key))
-    if found is None:
+    variant = _known.get((kernel, device, key))
+    if variant is None:
         return None
-    compiled, constants = found
-    unhooked = (compiled.function, compiled.packed_metadata, None, None, None)
-    again = partial(compiled.run, *grid, stream, *unhooked, *given, *constants)
+    again = _again(variant, grid, stream, given)
     again()
     return again
 
@@ -215,7 +221,7 @@ def here() -> tuple[int, int]:
 
 
 def _stream(device: int) -> int:
-    return torch._C._cuda_getCurrentRawStream(device)  # as Triton asks; torch.cuda makes an object of it first
+    return torch.cuda.current_stream(device).cuda_stream
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[object]:
@@ -245,49 +251,28 @@ def overlapped(x: Tensor) -> dict[str, bool]:
     return {"launch_pdl": True} if x.is_cuda and _overlaps(x.device) else {}
 
 
-class _Step(NamedTuple):
-    """One recorded launch: what to start, which pointers it takes, in order, and what comes after these."""
-
-    run: Any
-    grid: tuple[int, ...]
-    function: Any
-    metadata: Any
-    pick: Callable[[Sequence[Any]], tuple[Any, ...]]
-    constants: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, compiled: Any, grid: tuple[int, ...], given: list[Any], slots: dict[int, int]) -> _Step:
-        """Tensors have slots; nearly always they come first."""
-        first = 0
-        while first < len(given) and isinstance(given[first], Tensor):
-            first += 1
-        mixed = first < 2 or any(isinstance(x, Tensor) for x in given[first:])
-        if mixed:  # also where `itemgetter` would not give a tuple
-            order = [slots[id(x)] if isinstance(x, Tensor) else None for x in given]
-            fixed = [None if isinstance(x, Tensor) else x for x in given]
-            pick, constants = partial(_woven, order, fixed), ()
-        else:
-            pick, constants = itemgetter(*(slots[id(x)] for x in given[:first])), tuple(given[first:])
-        sizes = (*grid, 1, 1)[:3]
-        return cls(compiled.run, sizes, compiled.function, compiled.packed_metadata, pick, constants)
-
-
-def _woven(order: list[int | None], fixed: list[Any], pointers: Sequence[int]) -> tuple[Any, ...]:
-    return tuple(x if slot is None else pointers[slot] for slot, x in zip(order, fixed, strict=True))
-
-
-_tapes: dict[Hashable, list[_Step]] = {}
-_numbers: dict[Hashable, int] = {}
-_counter = count()
-
-
 def numbered(key: Hashable) -> int:
-    """A number for a key, always the same: found sooner among others than what has many parts.
+    """A number for a key, of no other key: found sooner among others than what has many parts.
 
     >>> numbered(("doc", 1)) == numbered(("doc", 1)) != numbered(("doc", 2))
     True
     """
-    return _numbers.setdefault(key, next(_counter))
+    number = _numbers.get(key)
+    if number is None:
+        _keep(_numbers, key, number := next(_counter))
+    return number
+
+
+class _Tape(NamedTuple):
+    """Recorded launches: each takes some of the addresses that a call gives, and of the numbers that stay."""
+
+    steps: tuple[tuple[Callable[..., object], Callable[[Sequence[Any]], tuple[Any, ...]]], ...]
+    numbers: tuple[Any, ...]
+
+    def play(self, addresses: list[int], stream: int) -> None:
+        given = (*addresses, *self.numbers)
+        for start, pick in self.steps:
+            start(*pick(given), stream=stream)
 
 
 def replayed(
@@ -307,7 +292,7 @@ def replayed(
         body: launches and nothing else.
         before: a room filled earlier, of the same layout under the same key; its parts are the body's last argument.
 
-    A repeated launch looks at no argument: pointers go to the driver as they are. A tensor that does not begin at a
+    A repeated launch looks at no argument: addresses go to the driver as they are. A tensor that does not begin at a
     multiple of 16 bytes takes the ordinary way.
 
     >>> room = replayed("doc", (torch.zeros(1),), Layout.of((torch.float32, (2,))), lambda *given: None)
@@ -315,38 +300,39 @@ def replayed(
     torch.Size([2])
     """
     room = Room.like(inputs[0], layout) if layout.places else Room(inputs[0], layout)
-    base = room.memory.data_ptr()
-    pointers = [x.data_ptr() for x in inputs]
-    bits = reduce(or_, pointers)
-    aligned, device = not bits & 15, inputs[0].device.index
+    addresses = [x.data_ptr() for x in inputs]
+    aligned, device = not reduce(or_, addresses) & 15, inputs[0].device.index
     tape = _tapes.get((key, device)) if aligned else None
     if tape is None:
-        steps = _recorded(inputs, room, body, before)
-        if aligned and steps:
-            _tapes[key, device] = steps
+        tape = _recorded(inputs, room, body, before)
+        if aligned and tape.steps:
+            _keep(_tapes, (key, device), tape)
         return room
-    pointers += [base + first for first in layout.firsts]
-    if before is not None:
-        base = before.memory.data_ptr()
-        pointers += [base + first for first in before.layout.firsts]
-    stream = _stream(device)  # type: ignore[arg-type]
-    for run, grid, function, metadata, pick, constants in tape:
-        run(*grid, stream, function, metadata, None, None, None, *pick(pointers), *constants)
+    for filled in (room,) if before is None else (room, before):
+        base = filled.memory.data_ptr()
+        addresses += [base + first for first in filled.layout.firsts]
+    tape.play(addresses, _stream(device))  # type: ignore[arg-type]
     return room
 
 
-def _recorded(inputs: tuple[Tensor, ...], room: Room, body: Callable[..., None], before: Room | None) -> list[_Step]:
-    """Run the body; its launches as steps, none where the interpreter ran them."""
+def _recorded(inputs: tuple[Tensor, ...], room: Room, body: Callable[..., None], before: Room | None) -> _Tape:
+    """Run the body; its launches as a tape, which is empty where nothing can be started by itself."""
     inputs = tuple(x.view_as(x) for x in inputs)
     parts, others = room.parts(), () if before is None else before.parts()
     slots = {id(x): slot for slot, x in enumerate((*inputs, *parts, *others))}
-    steps: list[_Step] = []
+    steps, numbers = [], []
+
+    def slot(x: Any) -> int:
+        if isinstance(x, Tensor):
+            return slots[id(x)]
+        numbers.append(x)
+        return len(slots) + len(numbers) - 1
 
     def record(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        found = launch(kernel, grid, *arguments, **options)
-        if found is not None:
-            compiled, fixed = found
-            steps.append(_Step.of(compiled, grid, [*arguments, *fixed], slots))
+        variant = launch(kernel, grid, *arguments, **options)
+        if variant is not None:
+            pick = itemgetter(*map(slot, (*arguments, *variant.constants)))
+            steps.append((variant.compiled[(*grid, 1, 1)[:3]], pick))
 
     body(record, inputs, parts, *([] if before is None else [others]))
-    return steps
+    return _Tape(tuple(steps), tuple(numbers))
