@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 
@@ -17,9 +18,20 @@ from thalweg.tasks.registry import build_config, evaluate, load, train
 from thalweg.tasks.transduce.answers import Source
 from thalweg.tasks.transduce.codec import read_sides, write_sides
 from thalweg.tasks.transduce.pretrained import open_checkpoint
+from thalweg.tasks.transduce.search_settings import SearchConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:Rec")
 FRESH = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+SMALL_BART = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
 BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
 
 
@@ -270,3 +282,139 @@ def test_an_empty_source_has_an_empty_answer(home, tmp_path):
     found = list(load(tmp_path / "run", device="cpu").predict([Source(""), Source("the cat")]))
     assert found[0].answers == ()
     assert found[1].answers
+
+
+def test_rules_of_a_task_hold_in_every_search(home, tmp_path):
+    """What the line at the start says is what is done: n-grams and the least length too."""
+    folder = shutil.copytree(home / "t5", tmp_path / "t5")
+    told = json.loads((folder / "config.json").read_text())
+    task = {"num_beams": 4, "max_length": 20, "min_length": 6, "no_repeat_ngram_size": 2, "length_penalty": 2.0}
+    (folder / "config.json").write_text(json.dumps(told | {"task_specific_params": {"summarization": task}}))
+    train(settings(home, {"checkpoint": str(folder), "freeze": ["*"]}), tmp_path / "run")
+    run = load(tmp_path / "run", device="cpu")
+    assert (run.usual.width, run.usual.min_length, run.usual.length_penalty) == (4, 6, 2.0)
+    for how in (run.usual, SearchConfig(search="greedy", max_length=20)):
+        row = next(run.predict(["the cat"], how=how)).answers[0].symbols
+        assert len({*itertools.pairwise(row)}) == len(row) - 1
+    train(settings(home, {"checkpoint": str(folder), "freeze": ["*"], "task_params": "none"}), tmp_path / "none")
+    plain = load(tmp_path / "none", device="cpu")
+    assert (plain.usual.width, plain.model.decoder.rules.no_repeat) == (SearchConfig().width, 0)
+    row = next(plain.predict(["the cat"], how=SearchConfig(search="greedy", max_length=20))).answers[0].symbols
+    assert len({*itertools.pairwise(row)}) < len(row) - 1, "the test needs a model that goes in circles"
+
+
+@pytest.mark.parametrize("name", ["t5", "byt5", "bart", "marian", "bert2bert"])
+def test_texts_go_in_and_come_out_as_with_generate(home, tmp_path, name):
+    """From text to text, ragged sources in one batch: what a user of transformers would get."""
+    folder = shutil.copytree(home / name, tmp_path / "checkpoint")
+    network = transformers.AutoModelForSeq2SeqLM.from_pretrained(str(folder))
+    torch.manual_seed(0)
+    with torch.no_grad():  # away from where a network starts, that sources matter
+        for parameter in network.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    network.save_pretrained(folder)
+    model = {"checkpoint": str(folder), "freeze": ["*"], "source_prefix": ""}
+    train(settings(home, model), tmp_path / "run")
+    texts = [*(source for source, _ in PAIRS[:5]), "cat", "the dog sees the house the night the stone"]
+    how = SearchConfig(search="greedy", max_length=15)
+    ours = [found.answers[0].text for found in load(tmp_path / "run", device="cpu").predict(texts, how=how)]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    inputs.pop("token_type_ids", None)
+    network.generation_config.forced_eos_token_id = network.generation_config.max_length = None
+    theirs = network.eval().generate(**inputs, max_new_tokens=15, do_sample=False, num_beams=1)
+    assert ours == [text.strip() for text in tokenizer.batch_decode(theirs, skip_special_tokens=True)]
+    assert len(set(ours)) > 1 or name == "marian", "the test needs a model that reads its source"
+
+
+def test_a_lexicon_goes_with_a_model_of_more_rows_than_pieces(home, tmp_path):
+    """As T5 has: 32,128 rows, 32,100 pieces."""
+    folder = shutil.copytree(home / "byt5", tmp_path / "byt5")
+    network = transformers.AutoModelForSeq2SeqLM.from_pretrained(str(folder))
+    network.resize_token_embeddings(400)
+    network.save_pretrained(folder)
+    train(settings(home, {"checkpoint": str(folder), "freeze": ["*"]}), tmp_path / "run")
+    (tmp_path / "words.txt").write_text("le tac\nvoit\n")
+    how = SearchConfig(search="beam", lexicon=str(tmp_path / "words.txt"))
+    answer = next(load(tmp_path / "run", device="cpu").predict(["the cat"], how=how)).answers[0]
+    assert answer.text in ("le tac", "voit")
+
+
+def test_fresh_models_say_which_line_is_longer_than_their_positions(home, tmp_path):
+    """Before anything is trained, the masked encoder included."""
+    model = {"architecture": "bert", "shape": {**BERT, "max_position_embeddings": 26}, "masked_epochs": 1}
+    config = settings(home, model)
+    config["data"] |= {"source_symbols": "characters", "target_symbols": "characters"}
+    longest = max(len(text) for pair in PAIRS for text in pair)
+    assert longest < 26
+    write_pairs(tmp_path / "dev.tsv", [("the cat", "le tac"), ("cat", "tac" * 9)])
+    config["data"]["dev"] = str(tmp_path / "dev.tsv")
+    with pytest.raises(DataError, match=r"dev\.tsv:2: expected a target of at most 26 symbols.* got 28"):
+        train(config, tmp_path / "run")
+    model["shape"]["max_position_embeddings"] = 10
+    with pytest.raises(DataError, match=r"train\.tsv:1: expected a source of at most 10 symbols.*model\.shape"):
+        train(config, tmp_path / "other")
+
+
+def test_a_target_with_the_end_in_it_and_settings_for_fresh_weights_are_refused(home, tmp_path):
+    write_pairs(tmp_path / "ends.tsv", [*PAIRS[:2], ("the cat", "le </s> tac")])
+    config = settings(home, "bart")
+    config["data"]["train"] = str(tmp_path / "ends.tsv")
+    with pytest.raises(DataError, match=r"ends\.tsv:3: expected a target without `</s>`, which ends it"):
+        train(config, tmp_path / "run")
+    config = settings(home, "bart")
+    config["data"]["source_symbols"] = "graphemes"
+    with pytest.raises(ConfigError, match=r"data\.source_symbols goes with fresh weights, got `graphemes`"):
+        train(config, tmp_path / "run")
+
+
+def test_an_mbart_of_fifty_languages_says_its_language_first(home, tmp_path):
+    """Its decoder starts from the end symbol, so that nothing but a rule tells the language."""
+    tokenizer = transformers.MBart50Tokenizer(
+        vocab=[
+            ("<s>", 0.0),
+            ("<pad>", 0.0),
+            ("</s>", 0.0),
+            ("<unk>", 0.0),
+            ("▁the", -1.0),
+            ("▁cat", -1.0),
+            ("▁", -3.0),
+        ],
+        src_lang="en_XX",
+        tgt_lang="fr_XX",
+    )
+    folder, shape = tmp_path / "mbart50", {**SMALL_BART, "vocab_size": len(tokenizer), "decoder_start_token_id": 2}
+    torch.manual_seed(0)
+    transformers.MBartForConditionalGeneration(transformers.MBartConfig(**shape)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    model = {"checkpoint": str(folder), "source_language": "de_DE", "target_language": "fr_XX", "freeze": ["*"]}
+    train(settings(home, model), tmp_path / "run")
+    run, french = load(tmp_path / "run", device="cpu"), tokenizer.convert_tokens_to_ids("fr_XX")
+    assert run.source.encode("the cat")[0] == tokenizer.convert_tokens_to_ids("de_DE")
+    assert run.target.encode("the cat")[0] == french
+    found = run.search([run.source.encode("the cat")], k=1, how=SearchConfig(search="beam", max_length=5))
+    assert found.tokens[0, 0, 0] == french
+
+
+def test_two_vocabularies_in_one_tokenizer_are_refused(home, tmp_path):
+    """Numbers of targets would be read in the vocabulary of sources."""
+    folder = shutil.copytree(home / "marian", tmp_path / "marian")
+    shutil.copy(folder / "vocab.json", folder / "target_vocab.json")
+    files = {"source_spm": "source.spm", "target_spm": "target.spm", "vocab": "vocab.json"}
+    files["target_vocab_file"] = "target_vocab.json"
+    places = {key: str(folder / name) for key, name in files.items()}
+    transformers.MarianTokenizer(**places, separate_vocabs=True).save_pretrained(folder)
+    with pytest.raises(ConfigError, match="expected one vocabulary for both sides, got two"):
+        open_checkpoint(build_config(settings(home, {"checkpoint": str(folder)})).model)
+
+
+def test_adapters_are_resumed_to_the_bit(home, tmp_path):
+    pytest.importorskip("peft")
+    model = {"checkpoint": str(home / "bart"), "lora": 2, "lora_dropout": 0.1, "freeze": ["encoder"]}
+    how = {"accumulate": 2, "batch_size": 4, "precision": "bf16-mixed", "layer_decay": 0.9, "average": 0.9}
+    train(settings(home, model, epochs=2, **how), tmp_path / "whole")
+    train(settings(home, model, epochs=1, **how), tmp_path / "parts")
+    train(settings(home, model, epochs=2, **how), tmp_path / "parts", resume=True)
+    one, two = (load_checkpoint(tmp_path / name / "last.safetensors") for name in ("whole", "parts"))
+    assert one.tensors.keys() == two.tensors.keys()
+    assert all(torch.equal(value, two.tensors[key]) for key, value in one.tensors.items())

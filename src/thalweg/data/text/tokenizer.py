@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from thalweg.data.text.alphabet import Alphabet
-from thalweg.energies.pretrained.hub import check_place, package, quietly, reading
+from thalweg.energies.pretrained.hub import SAFELY, check_place, package, quietly, reading
 from thalweg.errors import CheckpointError, ConfigError, DataError
 
 
@@ -95,25 +95,27 @@ class TokenizerSymbols:
         if not text.strip():
             return ()
         if self.side == "source":
-            ids = self._ids(lambda **cut: self.tokenizer(self.prefix + text, **cut), self.limit, text)
+            ids = self._ids(lambda **cut: self.tokenizer(self.prefix + text, **cut), text)
         else:
-            limit = None if self.limit is None else self.limit
-            ids = self._ids(lambda **cut: self.tokenizer(text_target=text, **cut), limit, text)
+            ids = self._ids(lambda **cut: self.tokenizer(text_target=text, **cut), text)
             ids = ids[: len(ids) - 1 - ids[::-1].index(self.end)] if self.end in ids else ids
             ids = ids[1:] if ids and ids[0] == self.start else ids
+            if self.end in ids:
+                end = self.tokenizer.convert_ids_to_tokens(self.end)
+                raise DataError(f"expected a target without `{end}`, which ends it, got `{_cut(text)}`; take it out")
         return tuple(self.tokenizer.convert_ids_to_tokens(ids))
 
-    def _ids(self, call: Any, limit: int | None, text: str) -> list[int]:
+    def _ids(self, call: Any, text: str) -> list[int]:
+        limit = self.limit
         with quietly():
             ids = list(call()["input_ids"])
             if limit is None or len(ids) <= limit:
                 return ids
             if self.truncate:
                 return list(call(truncation=True, max_length=limit)["input_ids"])
-        shown = text if len(text) <= 40 else f"{text[:40]} ..."
         raise DataError(
             f"expected a {self.side} of at most {limit} pieces, as far as the model's positions reach, got {len(ids)} "
-            f"(`{shown}`); shorten or split it, or set model.truncate=true"
+            f"(`{_cut(text)}`); shorten or split it, or set model.truncate=true"
         )
 
     def join(self, symbols: Iterable[str]) -> str:
@@ -138,6 +140,10 @@ class TokenizerSymbols:
         return f"{type(self.tokenizer).__name__}{prefix}"
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:40]} ..."
+
+
 def load_tokenizer(name: str, *, source_language: str = "", target_language: str = "") -> Any:
     """The tokenizer of a checkpoint folder or hub name.
 
@@ -151,7 +157,7 @@ def load_tokenizer(name: str, *, source_language: str = "", target_language: str
     """
     check_place(name, tokenizer=True)
     with reading(name, "a tokenizer"):
-        tokenizer = package().AutoTokenizer.from_pretrained(name)
+        tokenizer = package().AutoTokenizer.from_pretrained(name, **SAFELY)
     if not len(tokenizer):
         raise CheckpointError(f"{name}: expected a tokenizer, got one without a vocabulary; download it anew")
     for attribute, code in (("src_lang", source_language), ("tgt_lang", target_language)):
@@ -192,4 +198,4 @@ def unpack_tokenizer(files: Mapping[str, str]) -> Any:
             data = base64.b64decode(text[7:]) if text.startswith("base64:") else text.encode()
             (Path(folder) / name).write_bytes(data)
         with reading(folder, "a tokenizer"):
-            return package().AutoTokenizer.from_pretrained(folder)
+            return package().AutoTokenizer.from_pretrained(folder, **SAFELY)

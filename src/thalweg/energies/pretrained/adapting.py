@@ -25,7 +25,8 @@ def freeze(network: nn.Module, parts: tuple[str, ...]) -> int:
     """Leave parts out of training; returns how many parameters that are.
 
     ``embeddings`` are all tables of symbols and positions (and an output layer that is tied to one), ``encoder`` and
-    ``decoder`` the stacks; anything else is a pattern of parameter names with ``*``.
+    ``decoder`` the stacks, with their adapters where there are some; anything else is a pattern of parameter names with
+    ``*``, as they are without adapters.
 
     >>> freeze(nn.ModuleDict({"encoder": nn.Linear(2, 3), "decoder": nn.Linear(2, 3)}), ("encoder",))
     9
@@ -38,7 +39,7 @@ def freeze(network: nn.Module, parts: tuple[str, ...]) -> int:
             for name, parameter in network.named_parameters()
             if (part == "embeddings" and id(parameter) in tables)
             or (part in ("encoder", "decoder") and part in name.split(".")[:2] and id(parameter) not in tables)
-            or fnmatch.fnmatch(name, part)
+            or fnmatch.fnmatch(name.replace(".base_layer.", "."), part)
         ]
         if not found:
             raise ConfigError(
@@ -84,9 +85,8 @@ def merged(network: Any) -> Any:
             setattr(whole.get_submodule(home), leaf, module.get_base_layer())
     if hasattr(whole, "peft_config"):
         del whole.peft_config
-    for flag in ("_hf_peft_config_loaded",):
-        if hasattr(whole, flag):
-            setattr(whole, flag, False)
+    if hasattr(whole, "_hf_peft_config_loaded"):
+        whole._hf_peft_config_loaded = False
     return whole
 
 

@@ -8,6 +8,12 @@ from typing import Any, Literal
 from thalweg.errors import ConfigError
 from thalweg.limits import COUNT, WIDTH, check_choices, check_numbers, check_shares
 
+_UNSAID = ("", None, False, "safetensors")
+_OF_CHECKPOINTS = (
+    *("decoder", "tokenizer", "weights", "source_language", "target_language", "task_params", "source_prefix"),
+    "truncate",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedConfig:
@@ -26,7 +32,8 @@ class PretrainedConfig:
             alone, before the pair is trained; masked_share: of the symbols are then hidden; masked_rate: learning rate.
         weights: ``safetensors``, or ``pickle`` where nothing else is there and its author is trusted: it can run code.
         source_language, target_language: codes of models that are told both (``en_XX``).
-        task_params: which of the checkpoint's ``task_specific_params`` to apply; empty: the only one, if there is one.
+        task_params: which of the checkpoint's ``task_specific_params`` to apply; empty: the only one, if there is one;
+            ``none``: none of them.
         source_prefix: text before every source; None: what those parameters say.
         truncate: whether a source or target longer than the model's positions is cut; else it is an error.
         freeze: parts that are not trained: ``embeddings``, ``encoder``, ``decoder``, or patterns of parameter names.
@@ -75,6 +82,16 @@ class PretrainedConfig:
             raise ConfigError(
                 f"model.architecture = {self.architecture} has fresh weights, got model.checkpoint = "
                 f"{self.checkpoint} too; keep one"
+            )
+        if self.architecture and (told := [name for name in _OF_CHECKPOINTS if getattr(self, name) not in _UNSAID]):
+            raise ConfigError(
+                f"model.{told[0]} goes with a model.checkpoint, got model.architecture = {self.architecture}; leave it "
+                "out"
+            )
+        if self.share_weights and self.architecture not in ("", "bert"):
+            raise ConfigError(
+                f"model.share_weights is of a pair of encoders, got model.architecture = {self.architecture}; leave it "
+                "out"
             )
         if self.shape and not self.architecture:
             raise ConfigError("model.shape is of a model.architecture with fresh weights, got none; set it or leave it")

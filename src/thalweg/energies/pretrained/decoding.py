@@ -107,7 +107,7 @@ class PretrainedDecoder:
         config = self.model.config
         self._paired = config.model_type == "encoder-decoder"
         sides = (config.encoder, config.decoder) if self._paired else (config, config)
-        self._most_source, self._most_target = map(_positions, sides)
+        self._most_source, self._most_target = map(positions_of, sides)
         self._source_size = self.model.get_encoder().get_input_embeddings().weight.size(0)
 
     @property
@@ -259,15 +259,21 @@ def _output_size(model: Any) -> int:
     return layer.weight.size(0)
 
 
-def _positions(config: Any) -> int | None:
-    """The longest sequence that one side takes; None where there is no end."""
-    most = getattr(config, "max_position_embeddings", None)
-    if most is None or config.model_type in ("t5", "mt5"):
+# Families that number positions from the symbol after padding, as RoBERTa does.
+_SHIFTED = ("roberta", "camembert", "xmod", "data2vec-text", "mpnet", "ibert", "longformer")
+
+
+def positions_of(config: Any) -> int | None:
+    """The longest sequence that one side takes; None where there is no end.
+
+    >>> from types import SimpleNamespace
+    >>> positions_of(SimpleNamespace(model_type="xlm-roberta", max_position_embeddings=514, pad_token_id=1))
+    512
+    """
+    most, kind = getattr(config, "max_position_embeddings", None), str(getattr(config, "model_type", ""))
+    if most is None or "t5" in kind:
         return None
-    # RoBERTa and its kin count from the symbol after padding.
-    return (
-        most - config.pad_token_id - 1 if "roberta" in config.model_type or config.model_type == "camembert" else most
-    )
+    return most - (config.pad_token_id or 0) - 1 if any(name in kind for name in _SHIFTED) else most
 
 
 def _cache(pairs: _Pairs) -> Any:

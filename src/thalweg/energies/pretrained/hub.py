@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import warnings
 from collections.abc import Iterator
@@ -11,9 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from thalweg.energies.transformer.families.files import read_json
 from thalweg.errors import CheckpointError, MissingDependencyError, ThalwegError
+from thalweg.limits import within_memory
 
 EXTRA = "pip install 'thalweg[pretrained]'"
+
+
+SAFELY: dict[str, Any] = {"trust_remote_code": False}
+"""What every reading by transformers is told: code that comes with a checkpoint is not run, and nobody is asked."""
 
 
 def package(name: str = "transformers") -> Any:
@@ -34,8 +38,9 @@ def package(name: str = "transformers") -> Any:
     except ImportError:
         raise MissingDependencyError(f"pretrained models need the package {name}; run: {EXTRA}") from None
     if name == "transformers":
-        found.logging.set_verbosity_error()
         found.logging.disable_progress_bar()
+        for talker in (found.logging, import_module("huggingface_hub.utils.logging")):
+            talker.set_verbosity_error()
     return found
 
 
@@ -61,7 +66,7 @@ def is_folder(name: str) -> bool:
 
 
 def check_place(name: str, *, pickled: bool = False, tokenizer: bool = False) -> None:
-    """Refuse a folder that holds no checkpoint, or none but pickled weights; a hub name is not looked at.
+    """Refuse a folder that holds no checkpoint, or none but pickled weights, and a hub name while no hub answers.
 
     Args:
         pickled: whether pickled weights were asked for.
@@ -73,6 +78,8 @@ def check_place(name: str, *, pickled: bool = False, tokenizer: bool = False) ->
     thalweg.errors.CheckpointError: ./absent: expected a checkpoint folder, got no such folder; check the path
     """
     if not is_folder(name):
+        with reading(name):
+            _check_reached(name)
         return
     folder = Path(name)
     if not folder.is_dir():
@@ -86,11 +93,7 @@ def check_place(name: str, *, pickled: bool = False, tokenizer: bool = False) ->
             f"{name}: expected a Hugging Face checkpoint, got a folder without config.json; give the folder that "
             "`save_pretrained` or `hf download` wrote"
         )
-    try:
-        if not isinstance(json.loads(config.read_text(encoding="utf-8")), dict):
-            raise ValueError("no object")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{config}: expected a JSON object, got {error}; write or download it anew") from None
+    read_json(config)
     if any(folder.glob("model*.safetensors")):
         return
     if not any(folder.glob("pytorch_model*.bin")):
@@ -100,6 +103,18 @@ def check_place(name: str, *, pickled: bool = False, tokenizer: bool = False) ->
             f"{name}: expected model.safetensors, got pytorch_model.bin alone, a pickle, which can run code; if you "
             "trust its author set model.weights=pickle"
         )
+
+
+def _check_reached(name: str) -> None:
+    """Ask the hub once for what is not in the local cache: its own client would ask for half a minute."""
+    package()  # quiet, with what is below it
+    hub, told = package("huggingface_hub"), package("huggingface_hub.constants")
+    try:
+        if told.HF_HUB_OFFLINE or isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
+            return
+        hub.get_session().head(told.ENDPOINT, timeout=told.HF_HUB_ETAG_TIMEOUT)
+    except Exception as error:  # of whatever client is there, or a name that no repository can have
+        raise OSError(f"no answer ({error})") from None
 
 
 @contextmanager
@@ -113,34 +128,30 @@ def reading(name: str, what: str = "a checkpoint") -> Iterator[None]:
     thalweg.errors.CheckpointError: google/byt5-small: expected a folder, or a name that the hub or its local cache ...
     """
     try:
-        with quietly():
+        with quietly(), within_memory("take a smaller checkpoint"):
             yield
     except ThalwegError:
         raise
-    except (ImportError, OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())
-        if isinstance(error, ImportError):
-            raise MissingDependencyError(f"{name}: {reason[:160]}; run: {EXTRA}") from None
+    except ImportError as error:
+        raise MissingDependencyError(f"{name}: {_shortly(error)}; run: {EXTRA}") from None
+    except Exception as error:  # a file of others may break anything in a package of others
+        if "custom code" in str(error):
+            raise CheckpointError(
+                f"{name}: expected a model that transformers knows, got one with code of its own, which is not run; "
+                "take another"
+            ) from None
         if is_folder(name) or not isinstance(error, OSError):
             raise CheckpointError(
-                f"{name}: expected {what} that transformers reads, got an error ({reason[:200]}); download it anew"
+                f"{name}: expected {what} that transformers reads, got an error ({_shortly(error)}); download it anew"
             ) from None
-        short = name.rpartition("/")[2]
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
+        short = name.rpartition("/")[2]
         raise CheckpointError(
-            f"{name}: expected a folder, or a name that the hub or its local cache knows, got neither{offline}; where "
-            f"there is a network run `hf download {name} --local-dir {short}`, bring that folder here and set "
+            f"{name}: expected a folder, or a name that the hub or its local cache has {what} of, got neither{offline};"
+            f" where there is a network run `hf download {name} --local-dir {short}`, bring that folder here and set "
             f"model.checkpoint={short}"
         ) from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a checkpoint folder; nothing where the file is absent or no object.
-
-    >>> read_json(Path("absent.json"))
-    {}
-    """
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    return {}
+def _shortly(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,9 +9,10 @@ from torch import Tensor, nn
 
 from thalweg.energies.pretrained import adapting
 from thalweg.energies.pretrained.config import PretrainedConfig
-from thalweg.energies.pretrained.decoding import decoder_of, settings_of
+from thalweg.energies.pretrained.decoding import decoder_of, positions_of, settings_of
 from thalweg.energies.pretrained.hub import package, quietly
 from thalweg.energies.pretrained.loading import set_dropout
+from thalweg.energies.transformer.generation import one_symbol
 from thalweg.errors import ConfigError
 from thalweg.layers.padded import Padded
 
@@ -48,14 +48,16 @@ class Pretrained(nn.Module):
         self.config, self.network = config, network
         if config.dropout is not None and not config.fresh:
             set_dropout(network, config.dropout)
-        if config.freeze:
-            adapting.freeze(network, config.freeze)
         if config.lora:
             adapting.add_adapters(network, config)
+        if config.freeze:
+            adapting.freeze(network, config.freeze)
         if config.gradient_checkpointing:
             network.gradient_checkpointing_enable()
         told = settings_of(network)
-        self.bos, self.eos, self.pad = (int(_one(told, f"{name}_token_id")) for name in ("decoder_start", "eos", "pad"))
+        self.bos, self.eos, self.pad = (
+            one_symbol(told, f"{name}_token_id") for name in ("decoder_start", "eos", "pad")
+        )
         self.vocab_size: int = network.get_output_embeddings().weight.size(0)
         self.reach = reach_of(network.config)
         self._decoder: list[Any] = []  # a list hides it from the modules: it may hold the same network
@@ -136,14 +138,6 @@ class Pretrained(nn.Module):
         return {f"network.{name}": depth for name, depth in adapting.depths(self.network).items()}
 
 
-def _one(told: Mapping[str, Any], key: str) -> int:
-    found = told.get(key)
-    found = found[0] if isinstance(found, (list, tuple)) else found
-    if found is None:
-        raise ConfigError(f"config.json: `{key}` must be a symbol, got none; set it there")
-    return found
-
-
 def reach_of(config: Any) -> int | None:
     """Most symbols of a source or target that the model has positions for; None where they are relative.
 
@@ -152,9 +146,5 @@ def reach_of(config: Any) -> int | None:
     1024
     """
     halves = [getattr(config, side, None) for side in ("encoder", "decoder")]
-    limits = []
-    for part in halves if all(halves) else [config]:
-        kind, limit = str(getattr(part, "model_type", "")), getattr(part, "max_position_embeddings", None)
-        if limit and "t5" not in kind:
-            limits.append(limit - (2 if "roberta" in kind else 0))  # there positions count from 2
-    return min(limits, default=None)
+    found = [positions_of(part) for part in (halves if all(halves) else [config])]
+    return min((most for most in found if most is not None), default=None)

@@ -10,7 +10,17 @@ from thalweg.errors import ConfigError, nearest
 
 # Searches here count generated symbols; there the symbol that starts the decoder counts too.
 _START = 1
-_SEARCH = ("num_beams", "max_length", "early_stopping", "length_penalty", "no_repeat_ngram_size", "prefix")
+_SEARCH = (
+    "num_beams",
+    "max_length",
+    "min_length",
+    "early_stopping",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "prefix",
+)
+NO_TASK = "none"
+"""As ``model.task_params``: none of the checkpoint's."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,7 @@ class TaskParameters:
 
     @classmethod
     def read(cls, config: Mapping[str, Any], generation: Mapping[str, Any], chosen: str) -> TaskParameters:
-        """Those of a config and generation config; ``chosen`` is the task, or empty for the only one.
+        """Those of a config and generation config; ``chosen`` is the task, empty for the only one, or ``none`` of them.
 
         >>> TaskParameters.read({"task_specific_params": {"a": {}, "b": {}}}, {}, "c")
         Traceback (most recent call last):
@@ -44,12 +54,13 @@ class TaskParameters:
         """
         tasks = config.get("task_specific_params")
         tasks = tasks if isinstance(tasks, Mapping) else {}
-        if chosen and chosen not in tasks:
+        none = chosen == NO_TASK and NO_TASK not in tasks
+        if chosen and chosen not in tasks and not none:
             remedy = nearest(chosen, tasks) if tasks else "it has none; leave it out"
             raise ConfigError(f"model.task_params `{chosen}` is not among those of the checkpoint; {remedy}")
-        name = chosen or (next(iter(tasks)) if len(tasks) == 1 else "")
+        name = "" if none else chosen or (next(iter(tasks)) if len(tasks) == 1 else "")
         told = {key: generation[key] for key in _SEARCH if generation.get(key) is not None}
-        own = tasks.get(name)
+        own = tasks.get(name) if name else None
         values = {**told, **(own if isinstance(own, Mapping) else {})}
         return cls(name, dict(values), tuple(task for task in tasks if task != name))
 
@@ -71,7 +82,15 @@ class TaskParameters:
             found["max_length"] = longest - _START
         if found:
             found["length_penalty"] = float(self.values.get("length_penalty", 1.0))
+            least = self.values.get("min_length")  # theirs counts the start, ours the end
+            found |= {"min_length": least} if isinstance(least, int) and least > 1 else {}
         return found
+
+    @property
+    def no_repeat(self) -> int:
+        """n, where no n symbols may come twice in an answer; a rule of the model under every search."""
+        found = self.values.get("no_repeat_ngram_size")
+        return found if isinstance(found, int) else 0
 
     def lines(self) -> list[str]:
         """What a person is told."""

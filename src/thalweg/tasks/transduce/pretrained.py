@@ -14,17 +14,20 @@ from thalweg.data.text.subwords import Subwords
 from thalweg.data.text.tokenizer import TokenizerSymbols, load_tokenizer
 from thalweg.energies.pretrained.adapting import merged
 from thalweg.energies.pretrained.config import PretrainedConfig
-from thalweg.energies.pretrained.hub import is_folder, package, quietly, read_json
+from thalweg.energies.pretrained.decoding import positions_of
+from thalweg.energies.pretrained.hub import SAFELY, is_folder, package, quietly, reading
 from thalweg.energies.pretrained.loading import (
     build_network,
     load_network,
     pair_network,
     read_config,
+    read_encoder,
     restore_network,
     store_network,
 )
-from thalweg.energies.pretrained.model import Pretrained, reach_of
+from thalweg.energies.pretrained.model import Pretrained
 from thalweg.energies.pretrained.task_parameters import TaskParameters
+from thalweg.energies.transformer.families.files import read_json
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.tasks.transduce.codec import Codec
 
@@ -57,37 +60,58 @@ def open_checkpoint(config: PretrainedConfig) -> Sides:
     """
     name = config.named()
     told = read_config(name)
+    with reading(name):  # whatever its files hold
+        return _sides(name, told, config)
+
+
+def _sides(name: str, told: Any, config: PretrainedConfig) -> Sides:
     generation = _generation(name)
     halves = _halves(told, config)
-    languages = {"source_language": config.source_language, "target_language": config.target_language}
-    first = load_tokenizer(config.tokenizer or name, **languages)
-    second = first
-    if config.decoder and config.decoder != name:
-        second = load_tokenizer(config.decoder)
-    told_ids = _specials(told, generation, second, config)
-    for side, tokenizer, half in zip(("source", "target"), (first, second), halves, strict=True):
-        _check_fits(config.tokenizer or name, tokenizer, half, told_ids if side == "target" else None)
+    first, second = _tokenizers(name, config)
+    ids = _specials(told, generation, second, config)
+    for tokenizer, half, special in ((first, halves[0], None), (second, halves[1], ids)):
+        _check_fits(config.tokenizer or name, tokenizer, half, special)
+    if config.tokenizer:
+        _check_kin(name, config.tokenizer, first)
     task = TaskParameters.read(told.to_dict(), generation, config.task_params)
     prefix = task.prefix if config.source_prefix is None else config.source_prefix
-    limits = {"truncate": config.truncate}
-    source = Codec.of_tokenizer(
-        first,
-        **{**told_ids, "pad": _pad(first, halves[0], told_ids["pad"])},
-        side="source",
-        prefix=prefix,
-        limit=reach_of(halves[0]),
-        **limits,
-    )
-    target = Codec.of_tokenizer(second, **told_ids, side="target", limit=reach_of(halves[1]), **limits)
-    return Sides(source, target, task)
+    own = {**ids, "pad": _pad(first, halves[0], ids["pad"])}
+    reach = [{"limit": positions_of(half), "truncate": config.truncate} for half in halves]
+    source = Codec.of_tokenizer(first, **own, side="source", prefix=prefix, **reach[0])
+    return Sides(source, Codec.of_tokenizer(second, **ids, side="target", **reach[1]), task)
+
+
+def _tokenizers(name: str, config: PretrainedConfig) -> tuple[Any, Any]:
+    """Those of source and target, mostly the same."""
+    languages = {"source_language": config.source_language, "target_language": config.target_language}
+    first = load_tokenizer(config.tokenizer or name, **languages)
+    if getattr(first, "separate_vocabs", False):
+        raise ConfigError(f"{name}: expected one vocabulary for both sides, got two; no such model is read")
+    return first, load_tokenizer(config.decoder) if config.decoder and config.decoder != name else first
+
+
+def _check_kin(name: str, other: str, tokenizer: Any) -> None:
+    """Refuse a tokenizer whose pieces have other numbers than in the checkpoint's own, where it has one."""
+    try:
+        own = load_tokenizer(name).get_vocab()
+    except CheckpointError:
+        return
+    pieces = tokenizer.get_vocab()
+    alike = sum(own.get(piece) == number for piece, number in pieces.items())
+    if alike * 2 < len(pieces):
+        raise CheckpointError(
+            f"{other}: expected a tokenizer with the pieces of {name}, got {len(pieces) - alike:,} of {len(pieces):,} "
+            "other ones; it is of another model: leave model.tokenizer out"
+        )
 
 
 def _generation(name: str) -> dict[str, Any]:
     if is_folder(name):
-        return read_json(Path(name) / "generation_config.json")
+        path = Path(name) / "generation_config.json"
+        return read_json(path) if path.is_file() else {}
     with quietly():
         try:
-            return package().GenerationConfig.from_pretrained(name).to_dict()
+            return package().GenerationConfig.from_pretrained(name, **SAFELY).to_dict()
         except (OSError, ValueError):
             return {}
 
@@ -96,9 +120,9 @@ def _halves(told: Any, config: PretrainedConfig) -> tuple[Any, Any]:
     """The configs of encoder and decoder."""
     if hasattr(told, "encoder") and hasattr(told, "decoder") and not isinstance(told.decoder, (str, int)):
         return told.encoder, told.decoder
-    if not getattr(told, "is_encoder_decoder", False) and config.decoder:
-        return told, read_config(config.decoder)
-    return told, told
+    if getattr(told, "is_encoder_decoder", False):
+        return told, told
+    return told, read_encoder(config.decoder or config.named())
 
 
 def _specials(told: Any, generation: Mapping[str, Any], tokenizer: Any, config: PretrainedConfig) -> dict[str, int]:
@@ -146,7 +170,11 @@ def _pad(tokenizer: Any, half: Any, other: int) -> int:
 
 
 def _check_fits(name: str, tokenizer: Any, half: Any, ids: Mapping[str, int] | None) -> None:
-    """Refuse a tokenizer with more pieces than the model has rows for, or with other special symbols."""
+    """Refuse a tokenizer with more pieces than the model has rows for, or with other special symbols.
+
+    Args:
+        ids: numbers of the special symbols; None for a source.
+    """
     size = getattr(half, "vocab_size", None)
     most = max(tokenizer.get_vocab().values())
     if isinstance(size, int) and most >= size:
@@ -154,6 +182,12 @@ def _check_fits(name: str, tokenizer: Any, half: Any, ids: Mapping[str, int] | N
             f"{name}: expected a tokenizer of at most {size:,} pieces, as the model's vocab_size, got number {most:,}; "
             "it is of another model: give its own by model.tokenizer"
         )
+    for key, number in (ids or {}).items():
+        if isinstance(size, int) and not 0 <= number < size:
+            raise CheckpointError(
+                f"{name}: expected special symbols among the model's {size:,} rows, got {key} = {number}; correct "
+                "config.json or generation_config.json"
+            )
     for key in ("pad", "eos"):
         theirs = getattr(tokenizer, f"{key}_token_id")
         ours = (ids or {}).get(key)
@@ -172,12 +206,25 @@ def build_pretrained(config: PretrainedConfig, source: Codec, target: Codec, mas
     """
     if not config.fresh:
         network = load_network(config)
+        _rule(network, config, target)
     elif masked is not None:
         network = pair_network(str(masked), str(masked), share=config.share_weights)
     else:
         network = build_network(config, len(target.alphabet), target.special)
     _settle(network, source, target)
     return Pretrained(network, config)
+
+
+def _rule(network: Any, config: PretrainedConfig, target: Codec) -> None:
+    """What the task's parameters and the language say of single symbols, as rules of the network's own."""
+    told = network.generation_config
+    task = TaskParameters.read(network.config.to_dict(), told.to_dict(), config.task_params)
+    if task.no_repeat:
+        told.no_repeat_ngram_size = task.no_repeat
+    if config.target_language and isinstance(target.symbols, TokenizerSymbols):
+        language = target.symbols.tokenizer.convert_tokens_to_ids(config.target_language)
+        if language != target.alphabet.bos:  # mBART-50 says its language first rather than starting from it
+            told.forced_bos_token_id = language
 
 
 def _settle(network: Any, source: Codec, target: Codec) -> None:

@@ -101,11 +101,14 @@ def forced_prefix(text: str, target: Codec) -> tuple[int, ...]:
     return tuple(target.alphabet.encode(symbols))
 
 
-def lexicon_trie(path: str, target: Codec) -> Trie:
+def lexicon_trie(path: str, target: Codec, vocab_size: int) -> Trie:
     """The answers in the first column of a file; those with symbols that the model cannot write are passed over.
 
+    Args:
+        vocab_size: of the model, which may have more rows than there are symbols.
+
     >>> from thalweg.data import Alphabet, Symbols
-    >>> lexicon_trie("absent.txt", Codec(Symbols(), Alphabet.build(["abc"])))
+    >>> lexicon_trie("absent.txt", Codec(Symbols(), Alphabet.build(["abc"])), 7)
     Traceback (most recent call last):
     ...
     thalweg.errors.DataError: absent.txt: expected a text file, got no such file; check the path
@@ -120,7 +123,7 @@ def lexicon_trie(path: str, target: Codec) -> Trie:
             f"{path}: expected answers that the model can write, got none of {len(words)} such as `{shown}`"
         )
     ids = [target.alphabet.encode(word) for word in writable]
-    return Trie(ids, vocab_size=len(target.alphabet), eos=target.alphabet.eos)
+    return Trie(ids, vocab_size=vocab_size, eos=target.alphabet.eos)
 
 
 def best_by_risk(found: Hypotheses, k: int) -> Hypotheses:

@@ -19,6 +19,7 @@ from thalweg.data.text.named_pairs import open_pairs
 from thalweg.data.text.subwords import Subwords, train_subwords
 from thalweg.energies.monotonic.model import Monotonic
 from thalweg.energies.pretrained.config import PretrainedConfig
+from thalweg.energies.pretrained.loading import fresh_reach
 from thalweg.energies.pretrained.model import Pretrained
 from thalweg.energies.seq2seq.model import Seq2Seq
 from thalweg.energies.transformer.model import Transformer
@@ -38,6 +39,9 @@ from thalweg.tasks.transduce.models import SequenceModel, build_model, longest_a
 from thalweg.tasks.transduce.pretrained import FOLDER, Sides, open_checkpoint, save_network, stored
 from thalweg.tasks.transduce.searching import forced_prefix, lexicon_trie
 from thalweg.tasks.transduce.transducer import Transducer, member_folder
+
+# Numbers that the logits of dev data may take at once: half a gigabyte.
+_LOGITS = 2**27
 
 
 @within_memory("lower training.batch_size, the sizes of the model or search.width, or split the longest lines")
@@ -100,6 +104,9 @@ def _train_one(
     how = config.training
     batches = batches_of(examples, target, size=how.batch_size, tokens=how.batch_tokens, seed=how.seed)
     config = dataclasses.replace(config, training=how.planned(len(batches)))
+    # Of a checkpoint the tokenizer has looked before.
+    reach = fresh_reach(config.model) if isinstance(config.model, PretrainedConfig) and config.model.fresh else None
+    _check_reach(training, examples, reach)
     model = _first_model(config, opened, examples, Path(out), listener)
     longest = 1 + max(len(example.target) for example in examples)
     meta = meta_of(config, **write_sides(source, target), longest=longest, data=_digest(training))
@@ -113,7 +120,7 @@ def _train_one(
     if not any(p.requires_grad for p in model.parameters()):
         return log.adopt(model, config, meta, facts, **told)
     loss = SequenceLoss(config.training, model, max_length=longest_answer(model, longest))
-    evaluate = _dev_evaluator(config, source, target, dev, longest, meta)
+    evaluate = _dev_evaluator(config, source, target, dev, longest, meta, reach)
     parts = {"loss": loss, "evaluate": evaluate, "watch": watch}
     result = log.train(model, batches, config, meta=meta, facts=facts, told=told, **parts)
     if isinstance(model, Pretrained) and result.reason:
@@ -207,6 +214,18 @@ def _examples(pairs: PairFile, source: Codec, target: Codec) -> list[Example]:
     return examples
 
 
+def _check_reach(pairs: PairFile, examples: Sequence[Example], reach: int | None) -> None:
+    """Refuse a pair that is longer than the positions of a model with fresh weights."""
+    for pair, example in zip(pairs.pairs, examples, strict=True):
+        for side, length in (("source", len(example.source)), ("target", len(example.target) + 1)):
+            if reach is not None and length > reach:
+                raise DataError(
+                    f"{pairs.path}:{pair.line}: expected a {side} of at most {reach} symbols, as far as the model's "
+                    f"positions reach, got {length}; shorten or split it, or raise max_position_embeddings in "
+                    "model.shape"
+                )
+
+
 def batches_of(examples: Sequence[Example], target: Codec, **options: Any) -> Batches:
     """Batches that end and are filled up as the target side has it; options as those of ``Batches``.
 
@@ -224,14 +243,23 @@ def _loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
 
 
 def _dev_evaluator(
-    config: TransduceConfig, source: Codec, target: Codec, dev: PairFile, longest: int, meta: dict[str, Any]
+    config: TransduceConfig,
+    source: Codec,
+    target: Codec,
+    dev: PairFile,
+    longest: int,
+    meta: dict[str, Any],
+    reach: int | None,
 ) -> Callable[[nn.Module], dict[str, float]]:
     # What a search cannot do is said now rather than after an epoch.
     forced_prefix(config.search.prefix, target)
     if config.search.lexicon:
-        lexicon_trie(config.search.lexicon, target)
+        lexicon_trie(config.search.lexicon, target, len(target.alphabet))
     examples = _examples(dev, source, target)
-    batches = batches_of(examples, target, size=256, shuffle=False)
+    _check_reach(dev, examples, reach)
+    # Logits of a whole batch stand in memory at once: of vocabularies of 100,000, those of fewer examples.
+    widest = max((len(example.target) + 1 for example in examples), default=1) * len(target.alphabet)
+    batches = batches_of(examples, target, size=max(1, min(256, _LOGITS // widest)), shuffle=False)
     gold = [[target.units(pair.target)] for pair in dev.pairs]
     words = words_of(target, dev.targets())
 
@@ -300,6 +328,12 @@ def open_sides(config: TransduceConfig, training: PairFile) -> Sides:
                 "source, or take another family"
             )
         if not config.model.fresh:
+            for key in ("source_symbols", "target_symbols", "source_normalise", "target_normalise"):
+                if (said := getattr(config.data, key)) != "auto":
+                    raise ConfigError(
+                        f"data.{key} goes with fresh weights, got `{said}` with a checkpoint, whose tokenizer cuts "
+                        "texts as it does; leave it out"
+                    )
             return open_checkpoint(config.model)
     return _from_data(config, training)
 

@@ -112,7 +112,7 @@ class Transducer:
             ids = forced_prefix(how.prefix, self.target)
             prefix = torch.tensor(ids, device=self.device).expand(count, -1)
         if how.lexicon and how.lexicon not in self._lexicons:
-            self._lexicons[how.lexicon] = lexicon_trie(how.lexicon, self.target)
+            self._lexicons[how.lexicon] = lexicon_trie(how.lexicon, self.target, self.model.vocab_size)
         return planned_search(
             how,
             k=k,

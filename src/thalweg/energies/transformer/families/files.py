@@ -21,13 +21,16 @@ def read_json(path: Path) -> dict[str, Any]:
     thalweg.errors.CheckpointError: absent/config.json: expected a Hugging Face checkpoint, got no such file; ...
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"a {type(found).__name__}")
+        return found
     except FileNotFoundError:
         raise CheckpointError(
             f"{path}: expected a Hugging Face checkpoint, got no such file; give the directory that "
             "`save_pretrained` or `hf download` wrote"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: expected a JSON object, got {error}; write or download it anew") from None
 
 
