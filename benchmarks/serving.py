@@ -143,17 +143,19 @@ def lone(run: Run) -> Facts:
 
 
 def throughput(run: Run) -> Facts:
-    """One caller after another beside 64 at once."""
+    """64 callers at once, beside one caller, and beside 64 of a service that answers one request at a time."""
     rounds, count = (1, 200) if run.args.quick else (5, 5000)
-    rates: dict[str, list[float]] = {"one": [], "many": []}
-    with service(run) as (address, _):
+    rates: dict[str, list[float]] = {"one": [], "alone": [], "many": []}
+    with service(run) as (address, _), service(run, "--batch", "1") as (single, _):
         load(address, CLIENTS, words(count // 5, 99))
         for n in range(rounds):
-            rates["one"].append(load(address, 1, words(count // 5, 2 * n)))
-            rates["many"].append(load(address, CLIENTS, words(count, 2 * n + 1)))
+            rates["one"].append(load(address, 1, words(count // 5, 3 * n)))
+            rates["alone"].append(load(single, CLIENTS, words(count // 5, 3 * n + 1)))
+            rates["many"].append(load(address, CLIENTS, words(count, 3 * n + 2)))
     middle = {name: sorted(found)[len(found) // 2] for name, found in rates.items()}
-    print(f"  words a second: one at a time {middle['one']:,.0f}, {CLIENTS} callers {middle['many']:,.0f}")
-    return {"throughput": {"clients": CLIENTS, "rates": rates, **middle, "ratio": middle["many"] / middle["one"]}}
+    ratios = {name: middle["many"] / middle[name] for name in ("one", "alone")}
+    print(f"  words a second: {', '.join(f'{name} {rate:,.0f}' for name, rate in middle.items())}")
+    return {"throughput": {"clients": CLIENTS, "rates": rates, **middle, "ratios": ratios}}
 
 
 def memory(run: Run) -> Facts:
@@ -187,10 +189,12 @@ def report(facts: Facts) -> list[str]:
         lines.append(f"| a lone word over HTTP | {ms['HTTP']['median']:.2f} ms | {ratio:.1f} times the direct call |")
     if "throughput" in facts:
         found = facts["throughput"]
-        lines.append(f"| one caller, a word at a time | {found['one']:,.0f} words/s | |")
-        many = f"{found['many']:,.0f} words/s"
+        clients, ratios = found["clients"], found["ratios"]
+        lines.append(f"| {clients} callers, a word at a time each | {found['many']:,.0f} words/s | |")
+        lines.append(f"| one caller | {found['one']:,.0f} words/s | {clients} have {ratios['one']:.1f} times as many |")
         lines.append(
-            f"| {found['clients']} callers, a word at a time each | {many} | {found['ratio']:.1f} times as many |"
+            f"| {clients} callers, each answered alone (`--batch 1`) | {found['alone']:,.0f} words/s "
+            f"| together {ratios['alone']:.1f} times as many |"
         )
     if "memory" in facts:
         found = facts["memory"]

@@ -155,7 +155,7 @@ def test_a_body_that_never_comes_is_given_up(served: Any, monkeypatch: pytest.Mo
             sent.append(message)
 
         scope = {"type": "http", "method": "POST", "path": "/v1/predict", "headers": [(b"host", b"localhost")]}
-        await asyncio.wait_for(served.app(scope, receive, send), 5)
+        await asyncio.wait_for(served.app(scope, receive, send), 60)
 
     asyncio.run(main())
     assert sent[0]["status"] == 408
@@ -247,12 +247,12 @@ def test_bytes_that_are_no_http(start: Callable[..., Any], run: Path) -> None:
         b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
         b"\x16\x03\x01\x02\x00" * 9,
     ):
-        with socket.create_connection((address.hostname, address.port), timeout=10) as caller:
+        with socket.create_connection((address.hostname, address.port), timeout=60) as caller:
             caller.sendall(data)
             caller.shutdown(socket.SHUT_WR)
             assert b" 500 " not in caller.recv(10_000)
     # A caller that begins and goes away, and one that does not finish: others are answered.
-    with socket.create_connection((address.hostname, address.port), timeout=10) as slow:
+    with socket.create_connection((address.hostname, address.port), timeout=60) as slow:
         slow.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         from thalweg.serve.client import Client
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from thalweg.errors import CheckpointError, InfeasibleError, OutOfMemoryError, ThalwegError, WriteError
 from thalweg.serve.batching import ClosedError, FullError
 
-logger = logging.getLogger("uvicorn.error")
+logger = logging.getLogger("thalweg.serve")
 
 # Characters of a message; one that quotes what it was given is cut.
 LONGEST = 300
