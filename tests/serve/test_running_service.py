@@ -22,6 +22,7 @@ import pytest
 
 from thalweg.serve.batching import Batcher
 from thalweg.serve.client import Client, ServiceError
+from thalweg.serve.starting import bound
 from thalweg.tasks.registry import task_named
 
 PATIENCE = 120  # seconds: the machine may have other work
@@ -195,14 +196,28 @@ def test_wrong_starts_are_one_line(run: Path, args: list[str], said: str) -> Non
     assert done.output.count("\n") == 1
 
 
-def test_an_absent_run_is_one_line() -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_absent_run_is_one_line(workers: str) -> None:
     from typer.testing import CliRunner
 
     from thalweg.cli.main import app
 
-    done = CliRunner().invoke(app, ["serve", "absent", "--port", "0"])
+    done = CliRunner().invoke(app, ["serve", "absent", "--port", "0", "--workers", workers])
     assert done.exit_code == 2
     assert "expected a checkpoint, got no such file" in done.output
+    assert done.output.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_one_line(run: Path) -> None:
+    from typer.testing import CliRunner
+
+    from thalweg.cli.main import app
+
+    with bound("127.0.0.1", 0) as taken:
+        done = CliRunner().invoke(app, ["serve", str(run), "--port", str(taken.getsockname()[1])])
+    assert done.exit_code == 2
+    assert "choose another --host or --port" in done.output
+    assert done.output.count("\n") == 1
 
 
 def test_the_client_needs_the_standard_library_alone() -> None:

@@ -14,8 +14,10 @@ from uvicorn.config import LOGGING_CONFIG
 from uvicorn.supervisors import Multiprocess
 
 from thalweg.errors import ConfigError
+from thalweg.learning.trainer import resolve_device
 from thalweg.serve.app import create_app
 from thalweg.serve.guard import is_loopback
+from thalweg.serve.library import Library
 from thalweg.serve.metrics import FOLDER
 from thalweg.serve.settings import Settings
 
@@ -97,10 +99,11 @@ def start(
             ready(address)
             uvicorn.Server(uvicorn.Config(app, **options)).run(sockets=[listener])
             return
+        resolve_device(settings.device)
+        Library(settings.runs, device="cpu").open()  # as above, rather than a traceback from every worker
         with tempfile.TemporaryDirectory(prefix="thalweg-serve-") as folder:
             os.environ[FOLDER] = folder
             settings.publish()
-            create_app(settings)  # wrong settings fail here rather than in every worker
             place = f"{__name__}:{app_of_environment.__name__}"
             config = uvicorn.Config(place, factory=True, workers=settings.workers, **options)
             ready(address)

@@ -146,6 +146,17 @@ def test_the_beam_is_drawn_with_what_it_dropped(at: View) -> None:
     page.wait_for_function(f"document.querySelectorAll('.tree svg .node').length < {before}")
 
 
+def test_a_wide_page_has_answers_and_beam_side_by_side(at: View) -> None:
+    page = at("try?models=backwards&words=bead")
+    page.locator(".tree svg").wait_for()
+    answers, tree = (page.locator(f".inside > {place}").bounding_box() for place in (":has(.answers)", ":has(.tree)"))
+    assert answers["x"] + answers["width"] <= tree["x"]
+    page.set_viewport_size(PHONE)
+    assert page.locator(".inside > :has(.tree)").bounding_box()["x"] == pytest.approx(
+        page.locator(".inside > :has(.answers)").bounding_box()["x"]
+    )
+
+
 def test_letters_and_cells_are_linked(at: View) -> None:
     page = at("try?models=backwards&words=bead")
     page.locator(".attention thead th").nth(1).hover()
