@@ -27,12 +27,12 @@ from benchmarks.harness.declaration import Benchmark, Facts, Run, demand
 from benchmarks.harness.timing import Job
 from thalweg.serve.client import Client
 
-CLIENTS, AT_A_TIME = 64, 50
+CLIENTS, AT_A_TIME, WORKERS = 64, 50, 2
 LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 
 # Callers in a process of their own, so that they do not share the interpreter lock with anything that is measured.
 CALLERS = """
-import asyncio, json, sys, time
+import asyncio, json, sys, time, uvloop
 port, clients, words = int(sys.argv[1]), int(sys.argv[2]), json.load(sys.stdin)
 async def call(waiting):
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -49,7 +49,7 @@ async def main():
     began = time.perf_counter()
     await asyncio.gather(*(call(words) for _ in range(clients)))
     return time.perf_counter() - began
-print(asyncio.run(main()))
+print(uvloop.run(main()))
 """
 
 
@@ -77,12 +77,11 @@ def trained(run: Run) -> Path:
 
 
 @contextmanager
-def service(run: Run, *more: str) -> Iterator[tuple[str, int]]:
-    """The address of a service, and the number of its process."""
+def service(run: Run, *more: str, workers: int = 1) -> Iterator[tuple[str, int]]:
+    """The address of a service, and the number of its process; workers share out the threads."""
     command = [sys.executable, "-m", "thalweg", "serve", str(run.shared), "--port", "0", "--device", "cpu", *more]
-    process = subprocess.Popen(
-        [*command, "--threads", str(run.facts["threads"])], stdout=subprocess.PIPE, text=True, env=os.environ
-    )
+    command += ["--workers", str(workers), "--threads", str(max(1, run.facts["threads"] // workers))]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
     try:
         assert process.stdout is not None
         found = re.search(r"http://[\d.:]+", process.stdout.readline())
@@ -143,19 +142,24 @@ def lone(run: Run) -> Facts:
 
 
 def throughput(run: Run) -> Facts:
-    """64 callers at once, beside one caller, and beside 64 of a service that answers one request at a time."""
+    """One caller; 64, each answered alone; 64, answered together; and those by a process for each of two threads."""
     rounds, count = (1, 200) if run.args.quick else (5, 5000)
-    rates: dict[str, list[float]] = {"one": [], "alone": [], "many": []}
-    with service(run) as (address, _), service(run, "--batch", "1") as (single, _):
-        load(address, CLIENTS, words(count // 5, 99))
-        for n in range(rounds):
-            rates["one"].append(load(address, 1, words(count // 5, 3 * n)))
-            rates["alone"].append(load(single, CLIENTS, words(count // 5, 3 * n + 1)))
-            rates["many"].append(load(address, CLIENTS, words(count, 3 * n + 2)))
+    rates: dict[str, list[float]] = {"one": [], "alone": [], "many": [], "several": []}
+    with (
+        service(run) as (address, _),
+        service(run, "--batch", "1") as (alone, _),
+        service(run, workers=WORKERS) as (several, _),
+    ):
+        callers = {"one": (address, 1, count // 5), "alone": (alone, CLIENTS, count // 5)}
+        callers |= {"many": (address, CLIENTS, count), "several": (several, CLIENTS, count)}
+        for n in range(1 + rounds):  # the first is for practice
+            for place, (name, (at, clients, asked)) in enumerate(callers.items()):
+                rates[name].append(load(at, clients, words(asked, len(callers) * n + place)))
+    rates = {name: found[1:] for name, found in rates.items()}
     middle = {name: sorted(found)[len(found) // 2] for name, found in rates.items()}
-    ratios = {name: middle["many"] / middle[name] for name in ("one", "alone")}
+    ratios = {name: {b: middle[name] / middle[b] for b in ("one", "alone")} for name in ("many", "several")}
     print(f"  words a second: {', '.join(f'{name} {rate:,.0f}' for name, rate in middle.items())}")
-    return {"throughput": {"clients": CLIENTS, "rates": rates, **middle, "ratios": ratios}}
+    return {"throughput": {"clients": CLIENTS, "workers": WORKERS, "rates": rates, **middle, "ratios": ratios}}
 
 
 def memory(run: Run) -> Facts:
@@ -190,12 +194,15 @@ def report(facts: Facts) -> list[str]:
     if "throughput" in facts:
         found = facts["throughput"]
         clients, ratios = found["clients"], found["ratios"]
-        lines.append(f"| {clients} callers, a word at a time each | {found['many']:,.0f} words/s | |")
-        lines.append(f"| one caller | {found['one']:,.0f} words/s | {clients} have {ratios['one']:.1f} times as many |")
-        lines.append(
-            f"| {clients} callers, each answered alone (`--batch 1`) | {found['alone']:,.0f} words/s "
-            f"| together {ratios['alone']:.1f} times as many |"
-        )
+        kinds = {
+            "one": "one caller, a word at a time",
+            "alone": f"{clients} callers, each answered alone (`--batch 1`)",
+            "many": f"{clients} callers, answered together",
+            "several": f"{clients} callers, answered together by `--workers {found['workers']}`",
+        }
+        for name, kind in kinds.items():
+            times = f"{ratios[name]['one']:.1f} and {ratios[name]['alone']:.1f} times those" if name in ratios else ""
+            lines.append(f"| {kind} | {found[name]:,.0f} words/s | {times} |")
     if "memory" in facts:
         found = facts["memory"]
         change = found["after"] - found["before"]
