@@ -241,6 +241,7 @@ def test_queues_end_with_their_threads() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_several_processes(start: Callable[..., Any], run: Path) -> None:
     started = start(run, "--workers", 2)
     expected = texts(direct(run, ["abc"], k=5))
@@ -262,7 +263,7 @@ def test_several_processes(start: Callable[..., Any], run: Path) -> None:
     time.sleep(3)
     ask()
     started.process.send_signal(signal.SIGTERM)
-    assert started.process.wait(60) in (0, -signal.SIGTERM)
+    assert started.process.wait(4 * PATIENCE) in (0, -signal.SIGTERM)
 
 
 @pytest.mark.slow
