@@ -157,9 +157,8 @@ def throughput(run: Run) -> Facts:
                 rates[name].append(load(at, clients, words(asked, len(callers) * n + place)))
     rates = {name: found[1:] for name, found in rates.items()}
     middle = {name: sorted(found)[len(found) // 2] for name, found in rates.items()}
-    ratios = {name: {b: middle[name] / middle[b] for b in ("one", "alone")} for name in ("many", "several")}
     print(f"  words a second: {', '.join(f'{name} {rate:,.0f}' for name, rate in middle.items())}")
-    return {"throughput": {"clients": CLIENTS, "workers": WORKERS, "rates": rates, **middle, "ratios": ratios}}
+    return {"throughput": {"clients": CLIENTS, "rates": rates, **middle}}
 
 
 def memory(run: Run) -> Facts:
@@ -193,16 +192,17 @@ def report(facts: Facts) -> list[str]:
         lines.append(f"| a lone word over HTTP | {ms['HTTP']['median']:.2f} ms | {ratio:.1f} times the direct call |")
     if "throughput" in facts:
         found = facts["throughput"]
-        clients, ratios = found["clients"], found["ratios"]
+        clients = found["clients"]
         kinds = {
             "one": "one caller, a word at a time",
             "alone": f"{clients} callers, each answered alone (`--batch 1`)",
             "many": f"{clients} callers, answered together",
-            "several": f"{clients} callers, answered together by `--workers {found['workers']}`",
+            "several": f"{clients} callers, answered together by {WORKERS} processes",
         }
-        for name, kind in kinds.items():
-            times = f"{ratios[name]['one']:.1f} and {ratios[name]['alone']:.1f} times those" if name in ratios else ""
-            lines.append(f"| {kind} | {found[name]:,.0f} words/s | {times} |")
+        bases = {base: of for base, of in (("one", "one caller's"), ("alone", "those answered alone")) if base in found}
+        for name in [name for name in ("many", "several") if name in found]:
+            kinds[name] += ": " + ", ".join(f"{found[name] / found[base]:.1f} times {of}" for base, of in bases.items())
+        lines += [f"| {kind} | {found[name]:,.0f} words/s | |" for name, kind in kinds.items() if name in found]
     if "memory" in facts:
         found = facts["memory"]
         change = found["after"] - found["before"]
