@@ -27,12 +27,12 @@ from benchmarks.harness.declaration import Benchmark, Facts, Run, demand
 from benchmarks.harness.timing import Job
 from thalweg.serve.client import Client
 
-CLIENTS, AT_A_TIME = 64, 50
+CLIENTS, AT_A_TIME, WORKERS = 64, 50, 2
 LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 
 # Callers in a process of their own, so that they do not share the interpreter lock with anything that is measured.
 CALLERS = """
-import asyncio, json, sys, time
+import asyncio, json, sys, time, uvloop
 port, clients, words = int(sys.argv[1]), int(sys.argv[2]), json.load(sys.stdin)
 async def call(waiting):
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -49,7 +49,7 @@ async def main():
     began = time.perf_counter()
     await asyncio.gather(*(call(words) for _ in range(clients)))
     return time.perf_counter() - began
-print(asyncio.run(main()))
+print(uvloop.run(main()))
 """
 
 
@@ -77,12 +77,11 @@ def trained(run: Run) -> Path:
 
 
 @contextmanager
-def service(run: Run, *more: str) -> Iterator[tuple[str, int]]:
-    """The address of a service, and the number of its process."""
+def service(run: Run, *more: str, workers: int = 1) -> Iterator[tuple[str, int]]:
+    """The address of a service, and the number of its process; workers share out the threads."""
     command = [sys.executable, "-m", "thalweg", "serve", str(run.shared), "--port", "0", "--device", "cpu", *more]
-    process = subprocess.Popen(
-        [*command, "--threads", str(run.facts["threads"])], stdout=subprocess.PIPE, text=True, env=os.environ
-    )
+    command += ["--workers", str(workers), "--threads", str(max(1, run.facts["threads"] // workers))]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
     try:
         assert process.stdout is not None
         found = re.search(r"http://[\d.:]+", process.stdout.readline())
@@ -143,17 +142,23 @@ def lone(run: Run) -> Facts:
 
 
 def throughput(run: Run) -> Facts:
-    """One caller after another beside 64 at once."""
+    """One caller; 64, each answered alone; 64, answered together; and those by a process for each of two threads."""
     rounds, count = (1, 200) if run.args.quick else (5, 5000)
-    rates: dict[str, list[float]] = {"one": [], "many": []}
-    with service(run) as (address, _):
-        load(address, CLIENTS, words(count // 5, 99))
-        for n in range(rounds):
-            rates["one"].append(load(address, 1, words(count // 5, 2 * n)))
-            rates["many"].append(load(address, CLIENTS, words(count, 2 * n + 1)))
+    rates: dict[str, list[float]] = {"one": [], "alone": [], "many": [], "several": []}
+    with (
+        service(run) as (address, _),
+        service(run, "--batch", "1") as (alone, _),
+        service(run, workers=WORKERS) as (several, _),
+    ):
+        callers = {"one": (address, 1, count // 5), "alone": (alone, CLIENTS, count // 5)}
+        callers |= {"many": (address, CLIENTS, count), "several": (several, CLIENTS, count)}
+        for n in range(1 + rounds):  # the first is for practice
+            for place, (name, (at, clients, asked)) in enumerate(callers.items()):
+                rates[name].append(load(at, clients, words(asked, len(callers) * n + place)))
+    rates = {name: found[1:] for name, found in rates.items()}
     middle = {name: sorted(found)[len(found) // 2] for name, found in rates.items()}
-    print(f"  words a second: one at a time {middle['one']:,.0f}, {CLIENTS} callers {middle['many']:,.0f}")
-    return {"throughput": {"clients": CLIENTS, "rates": rates, **middle, "ratio": middle["many"] / middle["one"]}}
+    print(f"  words a second: {', '.join(f'{name} {rate:,.0f}' for name, rate in middle.items())}")
+    return {"throughput": {"clients": CLIENTS, "rates": rates, **middle}}
 
 
 def memory(run: Run) -> Facts:
@@ -187,11 +192,17 @@ def report(facts: Facts) -> list[str]:
         lines.append(f"| a lone word over HTTP | {ms['HTTP']['median']:.2f} ms | {ratio:.1f} times the direct call |")
     if "throughput" in facts:
         found = facts["throughput"]
-        lines.append(f"| one caller, a word at a time | {found['one']:,.0f} words/s | |")
-        many = f"{found['many']:,.0f} words/s"
-        lines.append(
-            f"| {found['clients']} callers, a word at a time each | {many} | {found['ratio']:.1f} times as many |"
-        )
+        clients = found["clients"]
+        kinds = {
+            "one": "one caller, a word at a time",
+            "alone": f"{clients} callers, each answered alone (`--batch 1`)",
+            "many": f"{clients} callers, answered together",
+            "several": f"{clients} callers, answered together by {WORKERS} processes",
+        }
+        bases = {base: of for base, of in (("one", "one caller's"), ("alone", "those answered alone")) if base in found}
+        for name in [name for name in ("many", "several") if name in found]:
+            kinds[name] += ": " + ", ".join(f"{found[name] / found[base]:.1f} times {of}" for base, of in bases.items())
+        lines += [f"| {kind} | {found[name]:,.0f} words/s | |" for name, kind in kinds.items() if name in found]
     if "memory" in facts:
         found = facts["memory"]
         change = found["after"] - found["before"]

@@ -16,7 +16,7 @@ import thalweg
 from thalweg.errors import ConfigError
 
 HELP_PAGES = [
-    *([], ["train"], ["evaluate"], ["predict"], ["align"]),
+    *([], ["train"], ["evaluate"], ["predict"], ["serve"], ["align"]),
     *(["recipe"], ["recipe", "list"], ["recipe", "show"], ["recipe", "run"]),
     *(["data"], ["data", "list"], ["data", "show"], ["data", "check"]),
 ]
@@ -163,6 +163,26 @@ def test_data_list_and_show(cli: Any, tmp_path: Path) -> None:
     absent = cli("data", "show", "ar2en:train", "--data-root", tmp_path)
     assert absent.exit_code == 2
     assert "github.com/google/transliteration" in absent.stderr
+
+
+@pytest.mark.parametrize(
+    ("started", "on_path", "said"),
+    [
+        ("/x/.venv/bin/thalweg", None, ".venv/bin/thalweg serve runs/demo"),
+        ("/x/.venv/bin/thalweg", "/usr/bin/thalweg", "thalweg serve runs/demo"),
+        ("/x/pytest", None, "thalweg serve runs/demo"),
+    ],
+)
+def test_the_next_command_can_be_typed_as_it_stands(
+    started: str, on_path: str | None, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from thalweg.cli import output
+
+    monkeypatch.setattr(sys, "argv", [started])
+    monkeypatch.setattr(output.shutil, "which", lambda name: on_path)
+    monkeypatch.setattr(output.os.path, "relpath", lambda path: str(path).removeprefix("/x/"))
+    output.note_next(["thalweg serve runs/demo"])
+    assert capsys.readouterr().err == f"next:\n  {said}\n"
 
 
 def test_recipe_list_and_show(cli: Any) -> None:

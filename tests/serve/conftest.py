@@ -163,7 +163,7 @@ def start() -> Iterator[Callable[..., Started]]:
         )
         started.append(process)
         assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], 120)
+        ready, _, _ = select.select([process.stdout], [], [], 180)
         found = re.search(r"http://[\w.:]+", process.stdout.readline() if ready else "")
         assert found, process.stderr.read() if process.stderr and process.poll() is not None else "nothing was said"
         wait_for(found[0])
@@ -179,14 +179,14 @@ def start() -> Iterator[Callable[..., Started]]:
                 stream.close()
 
 
-def wait_for(address: str, seconds: float = 120) -> None:
+def wait_for(address: str, seconds: float = 180) -> None:
     import urllib.error
     import urllib.request
 
     until = time.monotonic() + seconds
     while True:
         try:
-            with urllib.request.urlopen(f"{address}/health", timeout=5):
+            with urllib.request.urlopen(f"{address}/health", timeout=30):
                 return
         except (urllib.error.URLError, OSError):
             assert time.monotonic() < until, "it never answered"

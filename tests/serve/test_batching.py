@@ -20,7 +20,7 @@ class Gate:
 
     def __call__(self, numbers: Any) -> list[int]:
         self.entered.set()
-        assert self.open.wait(10)
+        assert self.open.wait(60)
         self.batches.append(list(numbers))
         if 13 in numbers:
             raise ValueError("13")
@@ -121,15 +121,21 @@ def test_an_error_is_its_own_callers_alone() -> None:
     assert isinstance(error, ValueError)
 
 
+async def asking(batcher: Batcher, gate: Gate) -> None:
+    """Ask until no more is taken: another thread closes the queue, some time."""
+    while True:
+        batcher.submit(gate, [3])
+        await asyncio.sleep(0.001)
+
+
 def test_closing_answers_what_was_accepted_and_takes_no_more() -> None:
     async def main() -> Any:
         gate, batcher = Gate(), Batcher()
         await held(batcher, gate)
         jobs = [batcher.submit(gate, [n], key="a") for n in (1, 2)]
         closing = asyncio.ensure_future(asyncio.to_thread(batcher.close))
-        await asyncio.sleep(0.01)
         with pytest.raises(ClosedError):
-            batcher.submit(gate, [3])
+            await asking(batcher, gate)
         gate.open.set()
         await closing
         return await asyncio.gather(*jobs)

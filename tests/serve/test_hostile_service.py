@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import socket
 import string
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from thalweg.serve import guard
+from thalweg.serve.refusals import JSONBytes
 from thalweg.serve.requests import CHARACTERS, INPUTS
 
 LEAKS = ("Traceback", 'File "', "site-packages", "/src/", "/tmp/", ".py")
@@ -120,7 +122,20 @@ def test_other_addresses_refuse_too(served: Any, path: str, body: Any) -> None:
 def test_a_grey_query_is_retrieved_without_numbers_that_are_none(served: Any) -> None:
     answer = served.post("/v1/memory", {"query": [0.0] * 64, "count": 1, "beta": 1e4})
     assert answer.status == 200
-    assert "NaN" not in answer.body.decode()
+    assert b"NaN" not in answer.body
+    assert b"null" not in answer.body
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["é\u2028\x00\x7f</script>\U0010ffff", "half \ud800", [1e-300, 5e-324, -0.0, 1e22, 0.1 + 0.2, 2**70], {"": None}],
+)
+def test_what_is_written_is_what_is_read(value: Any) -> None:
+    assert json.loads(JSONBytes(value).body) == value
+
+
+def test_what_is_no_number_is_null() -> None:
+    assert JSONBytes([math.nan, math.inf]).body == b"[null,null]"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +170,7 @@ def test_a_body_that_never_comes_is_given_up(served: Any, monkeypatch: pytest.Mo
             sent.append(message)
 
         scope = {"type": "http", "method": "POST", "path": "/v1/predict", "headers": [(b"host", b"localhost")]}
-        await asyncio.wait_for(served.app(scope, receive, send), 5)
+        await asyncio.wait_for(served.app(scope, receive, send), 60)
 
     asyncio.run(main())
     assert sent[0]["status"] == 408
@@ -247,12 +262,12 @@ def test_bytes_that_are_no_http(start: Callable[..., Any], run: Path) -> None:
         b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
         b"\x16\x03\x01\x02\x00" * 9,
     ):
-        with socket.create_connection((address.hostname, address.port), timeout=10) as caller:
+        with socket.create_connection((address.hostname, address.port), timeout=60) as caller:
             caller.sendall(data)
             caller.shutdown(socket.SHUT_WR)
             assert b" 500 " not in caller.recv(10_000)
     # A caller that begins and goes away, and one that does not finish: others are answered.
-    with socket.create_connection((address.hostname, address.port), timeout=10) as slow:
+    with socket.create_connection((address.hostname, address.port), timeout=60) as slow:
         slow.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         from thalweg.serve.client import Client
 

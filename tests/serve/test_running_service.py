@@ -16,12 +16,16 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from thalweg.serve.batching import Batcher
 from thalweg.serve.client import Client, ServiceError
+from thalweg.serve.starting import bound
 from thalweg.tasks.registry import task_named
+
+PATIENCE = 120  # seconds: the machine may have other work
 
 
 def direct(run: Path, words: list[str], **options: Any) -> list[Any]:
@@ -33,7 +37,7 @@ def texts(records: list[Any]) -> list[Any]:
     return [[answer["text"] for answer in record["answers"]] for record in records]
 
 
-def test_client_and_the_end(start: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+def test_client(start: Callable[..., Any], run: Path, tmp_path: Path) -> None:
     started = start(run)
     with Client(started.address) as client:
         assert client.models()[0]["name"] == "tiny"
@@ -44,20 +48,25 @@ def test_client_and_the_end(start: Callable[..., Any], run: Path, tmp_path: Path
         (tmp_path / "test.tsv").write_text("abc\tcba\nfed\tdef\n")
         said = list(client.evaluate(tmp_path / "test.tsv", k=1))
         assert [name for name, _ in said] == ["records", "progress", "scores", "done"]
-    # What was accepted is answered: a long request is under way when the signal comes.
-    found: list[Any] = []
 
-    def ask() -> None:
-        with Client(started.address) as client:
-            found.append(client.predict(["abcdef"] * 200, search="mbr", samples=64, k=1))
 
-    asking = threading.Thread(target=ask)
-    asking.start()
-    time.sleep(0.15)
-    started.process.send_signal(signal.SIGTERM)
-    asking.join(60)
-    assert len(found[0]) == 200
-    assert started.process.wait(30) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+def test_the_end_answers_what_was_accepted(start: Callable[..., Any], run: Path) -> None:
+    started = start(run)
+    place = urlsplit(started.address)
+    body = json.dumps({"inputs": ["abcdef"] * 50, "search": "mbr", "samples": 64, "k": 1}).encode()
+    head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection((place.hostname, place.port), timeout=PATIENCE) as caller:
+        caller.sendall(head.encode())
+        assert caller.recv(1000).startswith(b"HTTP/1.1 100 ")  # the app has the request and reads its body
+        started.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        caller.sendall(body)
+        with caller.makefile("rb") as answer:
+            said = answer.read()
+    assert said.startswith(b"HTTP/1.1 200 "), said[:200]
+    assert len(json.loads(said.partition(b"\r\n\r\n")[2])["records"]) == 50
+    assert started.process.wait(PATIENCE) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 def test_a_model_is_swapped_without_dropping_a_request(
@@ -78,23 +87,23 @@ def test_a_model_is_swapped_without_dropping_a_request(
     asking = [threading.Thread(target=ask) for _ in range(4)]
     for each in asking:
         each.start()
-    while len(seen) < 20:
+    while len(seen) < 20 and any(each.is_alive() for each in asking):
         time.sleep(0.01)
     shutil.copy(other_run / "model.safetensors", tmp_path / "new")
     os.replace(tmp_path / "new", served / "model.safetensors")
     started.process.send_signal(signal.SIGHUP)
-    until = time.monotonic() + 30
+    until = time.monotonic() + PATIENCE
     while (not seen or seen[-1] != after) and time.monotonic() < until:
         time.sleep(0.01)
     over.set()
     for each in asking:
-        each.join(30)
+        each.join(PATIENCE)
     assert seen[-1] == after
     assert all(each in (before, after) for each in seen)
     # One that cannot be loaded leaves the old one in its place.
     (served / "model.safetensors").write_bytes(b"broken")
     started.process.send_signal(signal.SIGHUP)
-    time.sleep(0.5)
+    assert any("kept tiny as it was: " in line for line in started.process.stderr)  # the line comes, or the test hangs
     with Client(started.address) as client:
         assert texts(client.predict(["abcde"], k=5)) == after
 
@@ -104,16 +113,21 @@ class Slow:
 
     def __init__(self, service: Any):
         (shelf,) = service.library.ready.values()
-        self.servant, self.answered = shelf.servant, []
+        self.servant, self.batcher, self.answered = shelf.servant, shelf.batcher, []
         self.go, self.entered = threading.Event(), threading.Event()
         self.answer = self.servant.answer
         self.servant.answer = self.slowly
 
     def slowly(self, questions: Any, plan: Any) -> Any:
         self.entered.set()
-        assert self.go.wait(30)
+        assert self.go.wait(PATIENCE)
         self.answered += [question.text for question in questions]
         return self.answer(questions, plan)
+
+    async def has_waiting(self, questions: int) -> None:
+        """Wait until there are so many in the queue."""
+        while self.batcher.waiting < questions:
+            await asyncio.sleep(0.001)
 
 
 async def post(app: Any, words: list[str], **more: Any) -> Any:
@@ -130,8 +144,8 @@ def test_over_capacity_is_429_and_nobody_hangs(make: Callable[..., Any], run: Pa
         while not slow.entered.is_set():
             await asyncio.sleep(0.001)
         waiting = [asyncio.ensure_future(post(app, [word])) for word in "bcde"]
-        await asyncio.sleep(0.01)
-        refused = await asyncio.wait_for(post(app, ["f"]), 5)
+        await slow.has_waiting(4)
+        refused = await asyncio.wait_for(post(app, ["f"]), PATIENCE)
         slow.go.set()
         return refused, await asyncio.gather(first, *waiting)
 
@@ -153,9 +167,9 @@ def test_who_goes_away_costs_nothing(make: Callable[..., Any], run: Path) -> Non
             await asyncio.sleep(0.001)
         gone = asyncio.Event()
         leaves, stays = asyncio.ensure_future(post(app, ["b"], gone=gone)), asyncio.ensure_future(post(app, ["c"]))
-        await asyncio.sleep(0.01)
+        await slow.has_waiting(2)
         gone.set()
-        assert (await asyncio.wait_for(leaves, 5)).status == 499
+        assert (await asyncio.wait_for(leaves, PATIENCE)).status == 499
         slow.go.set()
         assert {(await first).status, (await stays).status} == {200}
 
@@ -182,14 +196,28 @@ def test_wrong_starts_are_one_line(run: Path, args: list[str], said: str) -> Non
     assert done.output.count("\n") == 1
 
 
-def test_an_absent_run_is_one_line() -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_absent_run_is_one_line(workers: str) -> None:
     from typer.testing import CliRunner
 
     from thalweg.cli.main import app
 
-    done = CliRunner().invoke(app, ["serve", "absent", "--port", "0"])
+    done = CliRunner().invoke(app, ["serve", "absent", "--port", "0", "--workers", workers])
     assert done.exit_code == 2
     assert "expected a checkpoint, got no such file" in done.output
+    assert done.output.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_one_line(run: Path) -> None:
+    from typer.testing import CliRunner
+
+    from thalweg.cli.main import app
+
+    with bound("127.0.0.1", 0) as taken:
+        done = CliRunner().invoke(app, ["serve", str(run), "--port", str(taken.getsockname()[1])])
+    assert done.exit_code == 2
+    assert "choose another --host or --port" in done.output
+    assert done.output.count("\n") == 1
 
 
 def test_the_client_needs_the_standard_library_alone() -> None:
@@ -213,6 +241,7 @@ def test_queues_end_with_their_threads() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_several_processes(start: Callable[..., Any], run: Path) -> None:
     started = start(run, "--workers", 2)
     expected = texts(direct(run, ["abc"], k=5))
@@ -234,7 +263,7 @@ def test_several_processes(start: Callable[..., Any], run: Path) -> None:
     time.sleep(3)
     ask()
     started.process.send_signal(signal.SIGTERM)
-    assert started.process.wait(60) in (0, -signal.SIGTERM)
+    assert started.process.wait(4 * PATIENCE) in (0, -signal.SIGTERM)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import thalweg
+from thalweg.serve.streaming import STREAMS
 from thalweg.tasks import SearchConfig
 from thalweg.tasks.registry import task_named
 
@@ -198,9 +199,29 @@ def test_the_end_of_the_service_ends_a_stream(make: Callable[..., Any], run: Pat
         asked = asyncio.ensure_future(app.ask("GET", "/v1/training/fresh"))
         await asyncio.sleep(0.05)
         app.service.ending.come()
-        return await asyncio.wait_for(asked, 5)
+        return await asyncio.wait_for(asked, 60)
 
     assert asyncio.run(main()).status == 200
+
+
+def test_streams_of_callers_who_go_away_leave_room(make: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    (tmp_path / "fresh").mkdir()
+    app = make(run, tmp_path / "fresh")
+
+    async def main() -> Any:
+        gone = asyncio.Event()
+        gone.set()
+        asked = [await app.ask("GET", "/v1/training/fresh", gone=gone) for _ in range(STREAMS + 1)]
+        stays = [asyncio.ensure_future(app.ask("GET", "/v1/training/fresh")) for _ in range(STREAMS + 1)]
+        refused = await next(asyncio.as_completed(stays))  # all others go on
+        app.service.ending.come()
+        return [answer.status for answer in asked], refused, [(await each).status for each in stays]
+
+    asked, refused, stays = asyncio.run(main())
+    assert 429 not in asked
+    assert refused.status == 429
+    assert int(refused.headers["retry-after"]) >= 1
+    assert sorted(stays) == [200] * STREAMS + [429]
 
 
 def test_memory(served: Any) -> None:

@@ -19,6 +19,7 @@ from thalweg.recipes import load_recipe
 from thalweg.recipes.resolving import resolve
 from thalweg.tasks.boxed.models import FILES, boxed, copied, folder_of, list_boxed
 from thalweg.tasks.comparison import is_run
+from thalweg.tasks.pronounce.dictionary import pronunciations
 from thalweg.tasks.registry import task_named, task_of_run
 from thalweg.tasks.transduce.answers import Source
 from thalweg.tasks.transduce.search_settings import SearchConfig
@@ -89,6 +90,24 @@ def test_its_figures_can_be_measured_again(split):
     found = thalweg.evaluate("english", f"cmudict:{split}", references="any", device="cpu")
     for key, name in (("cer", "per"), ("wer", "wer"), ("wer@5", "wer@5")):
         assert found.scores[key].value == pytest.approx(figures(split)["scores"][name]["value"], abs=0.002)
+
+
+def test_a_servant_has_read_the_dictionary_before_anyone_asks():
+    pronunciations.cache_clear()
+    task_of_run("english").serving("english", device="cpu")
+    assert pronunciations.cache_info().currsize == 1
+
+
+def test_the_exact_optimum_beside_a_beam_is_the_models_own():
+    servant = task_of_run("english").serving("english", device="cpu")
+    (question,) = servant.questions(["read"])  # the dictionary has it, with other probabilities
+    exact = servant.tree(question, servant.plan({"width": 3}), exact=True)["exact"]
+    assert exact["optimal"]
+    assert exact["log_prob"] < 0
+    model = thalweg.load("english", device="cpu")
+    ids = model.source.alphabet.encode("read")
+    found = model.search([ids], k=1, how=SearchConfig(search="exact"))
+    assert exact["log_prob"] == pytest.approx(float(found.scores[0, 0]))
 
 
 def test_words_of_the_dictionary_have_all_their_pronunciations(english):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -40,6 +44,18 @@ def note(text: str, style: str = "") -> None:
     >>> note("reading from the keyboard")
     """
     console(stderr=True).print(Text(text, style=style), soft_wrap=True)
+
+
+def note_next(commands: Iterable[str]) -> None:
+    """What to do next; where `thalweg` is not on the PATH, by the way in which this one was started.
+
+    >>> note_next(["thalweg serve runs/demo"])
+    """
+    started = Path(sys.argv[0])
+    own = "thalweg"
+    if started.name == own and shutil.which(own) is None:
+        own = shlex.quote(os.path.relpath(started))
+    note("\n  ".join(["next:", *(own + command.removeprefix("thalweg") for command in commands)]))
 
 
 def show_table(rows: Sequence[Mapping[str, str]], *, right: Iterable[str] = ()) -> None:

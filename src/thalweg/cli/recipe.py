@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from thalweg.cli.options import DataRoot, Overrides
-from thalweg.cli.output import note, say, show_table
+from thalweg.cli.output import note, note_next, say, show_table
 from thalweg.cli.progress import Display
 
 app = typer.Typer(
@@ -116,4 +116,4 @@ def run_command(
     if result.report is not None:
         say(f"report  {result.report}")
         run = shlex.quote(str(result.report.parent))
-        note("\n  ".join(["next:", *task_of_run(result.report.parent).next_steps(run)[-2:]]))
+        note_next(task_of_run(result.report.parent).next_steps(run)[-2:])

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from thalweg.cli.options import DataRoot
-from thalweg.cli.output import console, duration, note, say, show_table
+from thalweg.cli.output import console, duration, note, note_next, say, show_table
 from thalweg.errors import ConfigError
 from thalweg.limits import PROCESSES
 
@@ -143,7 +143,7 @@ def _finish(plan: SweepPlan, result: SweepResult) -> None:
         raise ConfigError(f"no trial was completed; see {result.directory / 'report.html'} for the errors")
     say(f"best    trial {result.best.number}: {_score(result.best, plan)}", style="bold")
     say(f"config  {result.directory / 'best.yaml'}")
-    note(f"next:\n  thalweg train {quoted}/best.yaml")
+    note_next([f"thalweg train {quoted}/best.yaml"])
 
 
 def _score(trial: Trial, plan: SweepPlan) -> str:

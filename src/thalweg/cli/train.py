@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from thalweg.cli.options import DataRoot
-from thalweg.cli.output import note, say
+from thalweg.cli.output import note, note_next, say
 from thalweg.cli.progress import Display, metrics_line
 from thalweg.errors import ConfigError, nearest
 
@@ -269,4 +269,4 @@ def _finish(task: Task, result: TrainResult, names: Mapping[str, str], root: Pat
         say(f"model   {result.run / 'model.safetensors'}")
     task.after_training(result, root)
     say(f"report  {write_report(result.run)}")
-    note("\n  ".join(["next:", *task.next_steps(shlex.quote(str(result.run)))]))
+    note_next(task.next_steps(shlex.quote(str(result.run))))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +12,11 @@ from typing import Any
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.learning.checkpoint import MODEL
 from thalweg.serve.batching import Batcher, Size
+from thalweg.tasks.boxed.models import boxed
 from thalweg.tasks.registry import task_of_run
 from thalweg.tasks.serving import Servant
+
+logger = logging.getLogger("thalweg.serve")
 
 
 def names_of(runs: Sequence[str]) -> dict[str, str]:
@@ -22,8 +27,9 @@ def names_of(runs: Sequence[str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for run in runs:
-        stem = Path(run).parent.name if Path(run).is_file() else Path(run).resolve().name if "/" in run else run
-        name, number = stem or "run", 1
+        path = Path(os.path.abspath(run))
+        stem = (path.parent if path.is_file() else path).name or "run"
+        name, number = stem, 1
         while name in found:
             number += 1
             name = f"{stem}-{number}"
@@ -46,7 +52,7 @@ class Shelf:
     def folder(self) -> Path | None:
         """Where its training is logged; none of a model that comes without."""
         path = Path(self.run)
-        return path if path.is_dir() else None
+        return path if path.is_dir() and boxed(self.run) is None else None
 
     @property
     def shown(self) -> str:
@@ -104,16 +110,14 @@ class Library:
         for shelf in self.shelves.values():
             shelf.open(self.device)
 
-    def reload(self) -> list[str]:
-        """Load all models anew; one that cannot be loaded stays as it was. Gives what there is to say, line by line."""
-        said = []
+    def reload(self) -> None:
+        """Load all models anew, and log it; one that cannot be loaded stays as it was."""
         for shelf in self.shelves.values():
             try:
                 shelf.open(self.device)
-                said.append(f"loaded {shelf.name}" if shelf.servant else f"{shelf.name} has no model yet")
+                logger.info("loaded %s" if shelf.servant else "%s has no model yet", shelf.name)
             except (ThalwegError, OSError) as error:
-                said.append(f"kept {shelf.name} as it was: {error}")
-        return said
+                logger.warning("kept %s as it was: %s", shelf.name, error)
 
     @property
     def ready(self) -> dict[str, Shelf]:

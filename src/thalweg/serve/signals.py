@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from thalweg.serve.library import Library
-
-logger = logging.getLogger("uvicorn.error")
 
 
 class Ending:
@@ -39,12 +36,8 @@ def listening(ending: Ending, library: Library) -> Iterator[None]:
         return
     loop, begun = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
-    async def reload() -> None:
-        for line in await asyncio.to_thread(library.reload):
-            logger.info("%s", line)
-
     def hang_up() -> None:
-        task = loop.create_task(reload())
+        task = loop.create_task(asyncio.to_thread(library.reload))
         begun.add(task)
         task.add_done_callback(begun.discard)
 

@@ -10,15 +10,19 @@ from collections.abc import Callable
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.config import LOGGING_CONFIG
 from uvicorn.supervisors import Multiprocess
 
 from thalweg.errors import ConfigError
+from thalweg.learning.trainer import resolve_device
 from thalweg.serve.app import create_app
 from thalweg.serve.guard import is_loopback
+from thalweg.serve.library import Library
 from thalweg.serve.metrics import FOLDER
 from thalweg.serve.settings import Settings
 
 _GRACE = 60  # seconds that requests have to be answered in after SIGTERM
+_BACKLOG = 2048  # connections that may wait to be accepted
 
 
 def app_of_environment() -> FastAPI:
@@ -38,6 +42,7 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen(_BACKLOG)  # from here on the port is taken: callers wait until the models are loaded
     except (OSError, OverflowError) as error:
         listener.close()
         reason = getattr(error, "strerror", None) or str(error)
@@ -77,14 +82,16 @@ def start(
     with bound(host, port) as listener:
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
+        own = {"thalweg.serve": {"handlers": ["default"], "level": "INFO", "propagate": False}}
         options = {
+            "log_config": {**LOGGING_CONFIG, "loggers": {**LOGGING_CONFIG["loggers"], **own}},
             "log_level": "warning",
             "access_log": False,
             "server_header": False,
             "proxy_headers": False,
             "timeout_graceful_shutdown": _GRACE,
             "timeout_worker_healthcheck": 60,
-            "backlog": 2048,
+            "backlog": _BACKLOG,
         }
         if settings.workers == 1:
             app = create_app(settings)
@@ -92,10 +99,11 @@ def start(
             ready(address)
             uvicorn.Server(uvicorn.Config(app, **options)).run(sockets=[listener])
             return
+        resolve_device(settings.device)
+        Library(settings.runs, device="cpu").open()  # as above, rather than a traceback from every worker
         with tempfile.TemporaryDirectory(prefix="thalweg-serve-") as folder:
             os.environ[FOLDER] = folder
             settings.publish()
-            create_app(settings)  # wrong settings fail here rather than in every worker
             place = f"{__name__}:{app_of_environment.__name__}"
             config = uvicorn.Config(place, factory=True, workers=settings.workers, **options)
             ready(address)

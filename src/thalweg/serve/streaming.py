@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from thalweg.errors import ThalwegError, nearest
 from thalweg.serve import training
@@ -54,18 +55,24 @@ class _Streams:
 
     def response(self, events: AsyncIterator[bytes]) -> Response:
         """The events as they come, where there is room for one more stream."""
-        if not self.left:
+        if self.left <= 0:
             raise RefusedError(429, "busy", "too many streams are open; try again soon", headers={"Retry-After": "5"})
-        self.left -= 1
+        return _Stream(self, events)
 
-        async def counted() -> AsyncIterator[bytes]:
-            try:
-                async for each in events:
-                    yield each
-            finally:
-                self.left += 1
 
-        return StreamingResponse(counted(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+class _Stream(StreamingResponse):
+    """Events that take up room from when they are sent until they end, or their caller goes away."""
+
+    def __init__(self, streams: _Streams, events: AsyncIterator[bytes]):
+        super().__init__(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self.streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.streams.left -= 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.streams.left += 1
 
 
 def add_routes(app: FastAPI, service: Service) -> None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from thalweg.tasks.boxed.models import boxed, folder_of
+from thalweg.tasks.pronounce.dictionary import pronunciations
 from thalweg.tasks.transduce.serving import StringServant
 
 
@@ -18,7 +19,7 @@ class WordServant(StringServant):
     """
 
     def _warm(self) -> bool:
-        self.transducer.predict(["a"])  # reads the dictionary
+        pronunciations()  # read once, here rather than for the first caller
         return super()._warm()
 
     def describe(self) -> dict[str, Any]:

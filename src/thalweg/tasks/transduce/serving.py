@@ -19,7 +19,7 @@ from thalweg.metrics import Score, closest_reference, scored
 from thalweg.metrics.strings import Words
 from thalweg.tasks.serving import Exam, Plan, Servant, measured_scores
 from thalweg.tasks.transduce.answers import Prediction, Source, read_answers
-from thalweg.tasks.transduce.codec import is_tag
+from thalweg.tasks.transduce.codec import Piece, is_tag
 from thalweg.tasks.transduce.evaluation import tally_of
 from thalweg.tasks.transduce.search_settings import SearchConfig
 from thalweg.tasks.transduce.training import words_of
@@ -169,14 +169,14 @@ class StringServant(Servant):
             "source_symbols": [each.strip() if is_tag(each) else each for each in symbols],
             "nodes": [_told(number, node, names) for number, node in enumerate(nodes)],
             "best": _path(nodes, tuple(answer)),
-            "exact": self._optimum(question, how) if exact else None,
+            "exact": self._optimum(symbols, how) if exact else None,
         }
 
-    def _optimum(self, question: Source, how: SearchConfig) -> dict[str, Any] | None:
+    def _optimum(self, symbols: Piece, how: SearchConfig) -> dict[str, Any] | None:
         proving = dataclasses.replace(how, search="exact", groups=0, length_penalty=0.0)
-        for prediction in self.transducer.predict([question], how=proving):
-            for answer in prediction.answers:
-                return {"symbols": list(answer.symbols), "log_prob": answer.log_prob, "optimal": bool(answer.optimal)}
+        found = self.transducer.search([self.transducer.source.alphabet.encode(symbols)], k=1, how=proving)
+        for answer in read_answers(found, self.transducer.target, proving=True)[0]:
+            return {"symbols": list(answer.symbols), "log_prob": answer.log_prob, "optimal": bool(answer.optimal)}
         return None
 
     def exam(self, text: str, plan: Plan) -> StringExam:

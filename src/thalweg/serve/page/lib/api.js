@@ -2,6 +2,7 @@
 import { useEffect, useRef, useState } from "./html.js";
 
 const TOKEN = "thalweg-token";
+const NOTHING = { key: null, data: null, error: null, asked: null };
 
 export class ServerError extends Error {
   constructor(message, { code = "", field = "", status = 0, wait = 0 } = {}) {
@@ -89,17 +90,16 @@ function parseEvent(block) {
 }
 
 // The answer to a request that changes as a person types: waits for a pause, drops answers to what has since changed,
-// and keeps the last good answer (`data`, with the request it answers) meanwhile. A null request asks nothing.
+// and keeps the last good answer (`data`, with the request it answers) meanwhile. A null request asks nothing. It is
+// `waiting` from the moment that the request is another one.
 export function useAnswer(request, pause = 150) {
-  const key = JSON.stringify(request);
-  const first = useRef(true);
-  const [found, setFound] = useState({ data: null, error: null, asked: null });
-  const [waiting, setWaiting] = useState(false);
   const [again, setAgain] = useState(0);
+  const [found, setFound] = useState(NOTHING);
+  const first = useRef(true);
+  const key = request && `${again} ${JSON.stringify(request)}`;
   useEffect(() => {
     if (!request) {
-      setFound({ data: null, error: null, asked: null });
-      setWaiting(false);
+      setFound(NOTHING);
       return undefined;
     }
     const stop = new AbortController();
@@ -107,20 +107,18 @@ export function useAnswer(request, pause = 150) {
       async () => {
         try {
           const data = await ask(request, stop.signal);
-          if (!stop.signal.aborted) setFound({ data, error: null, asked: request });
+          if (!stop.signal.aborted) setFound({ key, data, error: null, asked: request });
         } catch (error) {
-          if (!stop.signal.aborted) setFound((last) => ({ ...last, error }));
+          if (!stop.signal.aborted) setFound((last) => ({ ...last, key, error }));
         }
-        if (!stop.signal.aborted) setWaiting(false);
       },
       first.current ? 0 : pause,
     );
     first.current = false;
-    setWaiting(true);
     return () => {
       clearTimeout(timer);
       stop.abort();
     };
-  }, [key, again]);
-  return { ...found, waiting, retry: () => setAgain(again + 1) };
+  }, [key]);
+  return { ...found, waiting: key !== null && found.key !== key, retry: () => setAgain(again + 1) };
 }

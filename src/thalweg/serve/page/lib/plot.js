@@ -14,6 +14,10 @@ function colour(name, place) {
   return found;
 }
 
+// What a curve that stays where it is would otherwise be given: a scale from 0 to 100.
+const around = (plot, low, high) =>
+  low === high ? [low - Math.abs(low) / 2, high + Math.abs(high) / 2 || 1] : uPlot.rangeNum(low, high, 0.1, true);
+
 // `x` and each curve's `y` are equally long; a missing value is null. `mark` is an x to point out.
 export function Plot({ title, x, curves, xLabel, label, height = 230, mark, legend = true }) {
   const place = useRef(null);
@@ -37,6 +41,7 @@ export function Plot({ title, x, curves, xLabel, label, height = 230, mark, lege
           height,
           scales: {
             x: { time: false, range: (plot, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
+            y: { range: around },
           },
           cursor: { y: false },
           legend: { show: legend },

@@ -23,6 +23,9 @@ export function directionOf(text, fallback = "ltr") {
     : "ltr";
 }
 
+export const duration = (seconds) =>
+  seconds < 90 ? count(Math.round(seconds), "second") : `${number(seconds / 60, 2)} minutes`;
+
 export const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 
 // A Python literal. JSON strings are Python strings except for lone surrogates, which nothing here has.

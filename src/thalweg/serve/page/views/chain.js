@@ -74,7 +74,7 @@ export function Chain({ words, change }) {
       A linear chain gives every position a label. A score for each label at each position, and one for each pair of
       neighbours, make every path of labels more or less probable. Change a score, or click a label to force it.
     </p>
-    <div class="card">
+    <div class="card" aria-busy=${found.waiting ? "true" : "false"}>
       <${Problem} error=${found.error} retry=${found.retry} />
       <div class="two">
         ${

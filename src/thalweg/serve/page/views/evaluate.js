@@ -162,17 +162,17 @@ function Standing({ run }) {
             <th scope="col">Score</th>
             <th scope="col" class="figure">Value</th>
             <th scope="col">95 % interval</th>
-            <th scope="col">Better is</th>
           </tr>
         </thead>
         <tbody>
           ${scores.map(
             ([key, score]) =>
               html`<tr key=${key}>
-                <th scope="row" title=${ABOUT[key] || ""}>${score.name}</th>
+                <th scope="row" title=${ABOUT[key] || ""}>
+                  ${score.name} <small>${score.higher_is_better ? "higher is better" : "lower is better"}</small>
+                </th>
                 <td class="figure"><strong>${shownScore(score, score.value)}</strong></td>
                 <td><${Interval} score=${score} /></td>
-                <td class="note">${score.higher_is_better ? "higher" : "lower"}</td>
               </tr>`,
           )}
         </tbody>
@@ -273,7 +273,7 @@ function Records({ run, words, change, name }) {
               html`<tr key=${n} class=${isRight(record) ? "" : "wrong"}>
                 <td dir="auto">${record.source}</td>
                 <td dir="auto">${(record.references || []).join(" / ")}</td>
-                <td dir="auto">${record.answers[0]?.text ?? ""}</td>
+                <td dir="auto">${record.answers[0] && (record.answers[0].text || html`<em>nothing</em>`)}</td>
                 <td class="figure">${record.answers[0] ? percent(record.answers[0].probability) : ""}</td>
                 <td class="figure">${record.edits}</td>
               </tr>`,

@@ -95,7 +95,7 @@ function Stored({ stored, count, words, change }) {
           code=${() => inPython(pixels, count, beta, separation)}
         />
       </div>
-      <div class="card">
+      <div class="card" aria-busy=${found.waiting ? "true" : "false"}>
         <h2>What is remembered</h2>
         <${Problem} error=${found.error} retry=${found.retry} />
         ${!found.data && !found.error && html`<p class="note" role="status">Working …</p>`}

@@ -3,7 +3,7 @@ import { ServerError, events, useAnswer } from "../lib/api.js";
 import { html, useEffect, useState } from "../lib/html.js";
 import { Empty, Problem, Share } from "../lib/parts.js";
 import { Plot } from "../lib/plot.js";
-import { count, number, python } from "../lib/words.js";
+import { count, duration, number, python } from "../lib/words.js";
 
 const TITLES = {
   loss: "Loss",
@@ -106,7 +106,7 @@ function Facts({ log }) {
     start.parameters && `${start.parameters.toLocaleString("en")} parameters`,
     start.device && `on ${start.device}`,
     best && `best after epoch ${best}`,
-    epochs.length > 0 && `${number(epochs.at(-1).seconds / 60, 2)} minutes`,
+    epochs.length > 0 && duration(epochs.at(-1).seconds),
   ].filter(Boolean);
   return html`<div class="card">
     <div class="progress">

@@ -152,14 +152,14 @@ function tip(node, letter) {
 
 function verdict(tree, differs) {
   if (!tree.exact) return "";
-  const proved = tree.exact.optimal ? "" : " (best found before the search was stopped)";
-  const chance = percent(Math.exp(tree.exact.log_prob));
-  const answer = tree.exact.symbols.length
-    ? html`<bdi>${tree.exact.text ?? tree.exact.symbols.join(" ")}</bdi>`
-    : "to say nothing at all";
-  return differs
-    ? html`The beam missed the most probable answer${proved}: ${answer}, ${chance}.`
-    : `The beam's best is the most probable answer of all${proved}.`;
+  const { optimal, symbols, log_prob } = tree.exact;
+  const answer = symbols.length ? html`<bdi>${symbols.join(" ")}</bdi>` : "to say nothing at all";
+  if (differs)
+    return html`The beam missed ${optimal ? "the most probable answer" : "a more probable answer"}: ${answer},${" "}
+    ${percent(Math.exp(log_prob))}.`;
+  return optimal
+    ? "The beam's best is the most probable answer of all."
+    : "The beam's best is as good as what exact search had found when it was stopped, without a proof.";
 }
 
 function told(tree, { byId }, differs, letter) {

@@ -190,7 +190,7 @@ function Model({ model, list, at, how, tags, change, pick, seen }) {
         </div>`
       }
       ${tree.waiting && !tree.data && answer.data && html`<p class="note">Drawing the beam …</p>`}
-      ${!answer.error && html`<${Problem} error=${tree.error} />`}
+      ${!answer.error && tree.error && html`<p class="note" dir="auto">No beam is drawn: ${tree.error.message}.</p>`}
     </div>
   </article>`;
 }
@@ -236,6 +236,7 @@ function Answers({ answer, before, usual, pick, change, model }) {
       )}
     </ol>
     ${!rows.length && html`<p class="note">No answer.</p>`}
+    ${record.words?.length > 1 && html`<${Said} words=${record.words} />`}
     <${Change} rows=${rows} old=${old} usual=${usual} />
     ${
       chosen?.attention &&
@@ -249,6 +250,18 @@ function Answers({ answer, before, usual, pick, change, model }) {
     }
     ${!model.attention && html`<p class="note">This model has no attention to show.</p>`}
   </div>`;
+}
+
+// The words of a sentence, with the first answer of each and where that is from.
+function Said({ words }) {
+  return html`<ul class="said" aria-label="Word by word">
+    ${words.map(
+      ({ word, answers: [first] }, n) =>
+        html`<li key=${n}>
+          <bdi>${word}</bdi> <bdi class="text">${first?.text}</bdi> <span class="mark">${first?.from}</span>
+        </li>`,
+    )}
+  </ul>`;
 }
 
 // Sampling may draw an answer more than once: it is shown once, with how often.
@@ -267,6 +280,7 @@ function Marks({ row, old, n, usual }) {
   const was = old?.findIndex((answer) => answer.text === row.text);
   const marks = [
     row.optimal && ["proved", "most probable of all", "The search has proved that no other answer is more probable."],
+    row.from === "dictionary" && ["", "dictionary", "Looked up. The beam shows what the model by itself would say."],
     row.times > 1 && ["", `drawn ${row.times} times`, ""],
     !row.finished && ["cut", "cut at the length limit", ""],
     row.loop && ["cut", "goes round in circles", ""],
