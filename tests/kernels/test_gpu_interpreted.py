@@ -19,7 +19,6 @@ GROUPS = {
     "chains": ("kernels/test_gpu_chain.py", "kernels/test_gpu_chain_chunks.py", "kernels/test_gpu_chain_guess.py"),
     "memories": (
         "kernels/test_gpu_memory.py",
-        "kernels/test_gpu_memory_products.py",
         "kernels/test_gpu_sparse_maps.py",
         "kernels/test_gpu_segments.py",
         "kernels/test_gpu_lattice.py",

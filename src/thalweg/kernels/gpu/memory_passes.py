@@ -1,349 +1,158 @@
-"""Passes of queries over patterns on a GPU: programs that ``gpu.memory`` launches.
+"""What follows the products of queries and patterns on a GPU: weights, and queries that are moved by what they mix.
 
-Products are float32's own (``PRECISION`` "ieee") or three of TF32 each, which keep nearly as many digits. Scores are
-kept in units of log 2 (``factor`` is beta log2 e).
+Scores are kept in units of log 2 (``factor`` is beta log2 e).
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import triton
 import triton.language as tl
 
 from thalweg.kernels.gpu.arithmetic import finite_or_zero
-from thalweg.kernels.gpu.memory_steps import move, offset, step
 
-__all__ = ["HELD", "joint", "once", "part", "whole"]
+__all__ = ["DONE", "RESTS", "Cut", "join", "move", "weigh"]
 
-# Features of queries that stay in registers; wider ones are read again for every block of patterns.
-HELD = tl.constexpr(128)
+# How a query stands: 0 on its way, RESTS at rest without an energy, DONE.
+RESTS, DONE = tl.constexpr(1), tl.constexpr(2)
+
+if TYPE_CHECKING:  # who checks types knows no members of constants
+    constexpr = Any
+else:
+    constexpr = tl.constexpr
 
 
-@triton.jit
-def _score(
-    q,
-    source,
-    keys,
-    row,
-    inside,
-    inner,
-    BQ: tl.constexpr,
-    BN: tl.constexpr,
-    CHUNK: tl.constexpr,
-    DP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Dot products (BQ, BN) where queries are too wide to be held: a piece of the features at a time."""
-    total = tl.zeros((BQ, BN), tl.float32)
-    for first in tl.static_range(0, DP, CHUNK):
-        column = first + tl.arange(0, CHUNK)
-        within = (column < inner)[None, :]
-        piece = tl.load(source + column[None, :], mask=within & (q > 0), other=0.0)
-        near = tl.load(keys + row * inner + column[None, :], mask=within & inside[:, None], other=0.0)
-        total = tl.dot(piece, tl.trans(near), total, input_precision=PRECISION)
-    return total
+class Cut(NamedTuple):
+    """What kernels know when they are compiled; widths are powers of two."""
+
+    BN: int  # patterns that are looked at together
+    PC: int  # parts that are put together at once
+    EP: int  # entries of a value
+    MASKED: bool  # not all patterns are present
+    MIX: bool  # values are mixed; else only the log-sum-exp is wanted
 
 
 @triton.jit
-def _look(
-    q,
-    source,
-    keys,
-    values,
-    mask,
-    low,
-    high,
-    inner,
-    outer,
-    factor,
-    MASKED: tl.constexpr,
-    SAME: tl.constexpr,
-    MIX: tl.constexpr,
-    BQ: tl.constexpr,
-    BN: tl.constexpr,
-    DP: tl.constexpr,
-    EP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """A pass of queries (BQ, DP) over the patterns low..high: top (BQ,), total (BQ,) and mixed (BQ, EP).
+def _scores(here, mask, first, place, size, factor, CUT: constexpr):
+    inside = place < size
+    if CUT.MASKED:  # decided while compiling, as are all `if` on what is written in capitals
+        inside = inside & (tl.load(mask + first + place, mask=inside, other=0) != 0)
+    return tl.where(inside, tl.load(here + place, mask=inside, other=0.0) * factor, -float("inf"))
 
-    Wide queries (DP > HELD) are read at ``source`` (BQ, 1) over and over; q (BQ, 1) says which of them there are.
+
+@triton.jit(do_not_specialize=["rows", "length", "step"])
+def weigh(scores, mask, sums, rows, length, step, factor, CUT: constexpr):
+    """Scores (parts, rows, length) of one query and one part in place to exp2(factor s - top); top and total to sums.
+
+    Parts begin ``step`` patterns apart. What the next one has, too, has no weight here: only the last has all its own.
     """
-    place, column, other = tl.arange(0, BN), tl.arange(0, DP), tl.arange(0, EP)
-    top = tl.full((BQ,), -float("inf"), tl.float32)
-    total = tl.zeros((BQ,), tl.float32)
-    mixed = tl.zeros((BQ, EP), tl.float32)
-    for start in range(low, high, BN):
-        n = start + place
-        inside = n < high
-        if MASKED:
-            inside = inside & (tl.load(mask + n, mask=inside, other=0) != 0)
-        row = n.to(tl.int64)[:, None]
-        if DP > HELD:
-            scores = _score(q, source, keys, row, inside, inner, BQ, BN, HELD, DP, PRECISION) * factor
-        else:
-            near = tl.load(
-                keys + row * inner + column[None, :], mask=(column < inner)[None, :] & inside[:, None], other=0.0
-            )
-            scores = tl.dot(q, tl.trans(near), input_precision=PRECISION) * factor
-        scores = tl.where(inside[None, :], scores, -float("inf"))
-        higher = tl.maximum(top, tl.max(scores, axis=1))
+    row, part = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    place = part * rows + row
+    here, first = scores + place * length, part * step
+    size = tl.where(part == tl.num_programs(1) - 1, length, step)
+    top = tl.full((), -float("inf"), tl.float32)
+    total = tl.full((), 0.0, tl.float32)
+    for begin in range(0, size, CUT.BN):
+        entries = _scores(here, mask, first, begin + tl.arange(0, CUT.BN), size, factor, CUT)
+        higher = tl.maximum(top, tl.max(entries, axis=0))
         level = finite_or_zero(higher)
-        weights = tl.exp2(scores - level[:, None])
-        decay = tl.exp2(top - level)
-        total = total * decay + tl.sum(weights, axis=1)
-        if MIX:
-            if SAME and DP <= HELD:
-                held = near
-            else:
-                within = inside[:, None] & (other < outer)[None, :]
-                held = tl.load(values + row * outer + other[None, :], mask=within, other=0.0)
-            if PRECISION == "ieee":
-                mixed = tl.dot(weights, held, mixed * decay[:, None], input_precision=PRECISION)
-            else:
-                # Matrix units cut off what they add up: sums over many blocks are taken outside of them.
-                mixed = tl.fma(
-                    mixed, tl.broadcast_to(decay[:, None], (BQ, EP)), tl.dot(weights, held, input_precision=PRECISION)
-                )
+        total = total * tl.exp2(top - level) + tl.sum(tl.exp2(entries - level), axis=0)
         top = higher
-    return top, total, mixed
+    if CUT.MIX:
+        level = finite_or_zero(top)
+        for begin in range(0, length, CUT.BN):
+            n = begin + tl.arange(0, CUT.BN)
+            weights = tl.exp2(_scores(here, mask, first, n, size, factor, CUT) - level)
+            tl.store(here + n, weights, mask=n < length)
+    tl.store(sums + place * 2, top)
+    tl.store(sums + place * 2 + 1, total)
 
 
 @triton.jit
-def whole(
-    state,
-    patterns,
-    mask,
-    facts,
-    energies,
-    steps,
-    converged,
-    status,
-    rows,
-    count,
-    inner,
-    most,
-    factor,
-    tol,
-    rest,
-    MASKED: tl.constexpr,
-    BQ: tl.constexpr,
-    BN: tl.constexpr,
-    DP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """All steps of a block of queries."""
-    row, column = tl.program_id(0) * BQ + tl.arange(0, BQ), tl.arange(0, DP)
-    inside = row < rows
-    place = state + row.to(tl.int64)[:, None] * inner + column[None, :]
-    within = inside[:, None] & (column < inner)[None, :]
-    q = tl.load(place, mask=within, other=0.0)
-    beside = offset(facts, rest)
-    status = tl.load(status + row, mask=inside, other=2)
-    counts = tl.zeros((BQ,), tl.int32)
-    still = tl.zeros((BQ,), tl.int32)
-    for t in range(most + 1):
-        going = tl.min(status, axis=0)
-        if going < 2:
-            if going == 0:
-                top, total, mixed = _look(
-                    q,
-                    state,
-                    patterns,
-                    patterns,
-                    mask,
-                    0,
-                    count,
-                    inner,
-                    inner,
-                    factor,
-                    MASKED,
-                    True,
-                    True,
-                    BQ,
-                    BN,
-                    DP,
-                    DP,
-                    PRECISION,
-                )
-            else:
-                top, total, mixed = _look(
-                    q,
-                    state,
-                    patterns,
-                    patterns,
-                    mask,
-                    0,
-                    count,
-                    inner,
-                    inner,
-                    factor,
-                    MASKED,
-                    True,
-                    False,
-                    BQ,
-                    BN,
-                    DP,
-                    DP,
-                    PRECISION,
-                )
-            q, status, counts, still = step(
-                t, row, q, top, total, mixed, status, counts, still, energies, most, factor, tol, beside, 16
-            )
-    tl.store(place, q, mask=within)
-    tl.store(steps + row, counts.to(tl.int64), mask=inside)
-    tl.store(converged + row, still.to(tl.uint8), mask=inside)
+def _together(sums, mixes, nothing, place, rows, outer, parts, factor, CUT: constexpr):
+    """The parts of one query as one: its mixture (EP,), not yet divided, the total and the log-sum-exp.
 
-
-@triton.jit
-def once(
-    queries,
-    patterns,
-    out,
-    rows,
-    count,
-    inner,
-    factor,
-    BQ: tl.constexpr,
-    BN: tl.constexpr,
-    DP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """What a block of queries that can be held is given in one association with all patterns."""
-    row, column = tl.program_id(0) * BQ + tl.arange(0, BQ), tl.arange(0, DP)
-    place = row.to(tl.int64)[:, None] * inner + column[None, :]
-    within = (row < rows)[:, None] & (column < inner)[None, :]
-    q = tl.load(queries + place, mask=within, other=0.0)
-    _, total, mixed = _look(  # pyright: ignore[reportGeneralTypeIssues]
-        *(q, queries, patterns, patterns, patterns, 0, count, inner, inner, factor),
-        *(False, True, True, BQ, BN, DP, DP, PRECISION),
-    )
-    tl.store(out + place, mixed / total[:, None], mask=within)
-
-
-@triton.jit
-def part(
-    queries,
-    keys,
-    values,
-    mask,
-    tops,
-    totals,
-    mixes,
-    rows,
-    count,
-    length,
-    inner,
-    outer,
-    factor,
-    MASKED: tl.constexpr,
-    SAME: tl.constexpr,
-    BQ: tl.constexpr,
-    BN: tl.constexpr,
-    DP: tl.constexpr,
-    EP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """A pass of a block of queries over one part of the patterns."""
-    row, column, other = tl.program_id(0) * BQ + tl.arange(0, BQ), tl.arange(0, DP), tl.arange(0, EP)
-    which = tl.program_id(1)
-    inside = row < rows
-    start = queries + row.to(tl.int64)[:, None] * inner
-    if DP > HELD:  # Triton's own `if`, decided while compiling
-        q = inside[:, None].to(tl.int32)
-    else:
-        q = tl.load(start + column[None, :], mask=inside[:, None] & (column < inner)[None, :], other=0.0)
-    low = which * length
-    high = tl.minimum(low + length, count)
-    top, total, mixed = _look(  # pyright: ignore[reportGeneralTypeIssues]
-        q, start, keys, values, mask, low, high, inner, outer, factor, MASKED, SAME, True, BQ, BN, DP, EP, PRECISION
-    )
-    place = which * rows + row
-    tl.store(tops + place, top, mask=inside)
-    tl.store(totals + place, total, mask=inside)
-    to = mixes + place.to(tl.int64)[:, None] * outer + other[None, :]
-    tl.store(to, mixed, mask=inside[:, None] & (other < outer)[None, :])
-
-
-@triton.jit
-def _meet(count, wanted):
-    """Go on when so many arrivals have been counted; what those who arrived had written can then be read."""
-    tl.debug_barrier()
-    tl.atomic_add(count, 1, sem="release")
-    while tl.atomic_add(count, 0, sem="acquire") < wanted:
-        pass
-    tl.debug_barrier()
-
-
-@triton.jit
-def joint(
-    state,
-    patterns,
-    mask,
-    facts,
-    energies,
-    steps,
-    converged,
-    status,
-    tops,
-    totals,
-    mixes,
-    meetings,
-    rows,
-    count,
-    length,
-    inner,
-    parts,
-    most,
-    factor,
-    tol,
-    rest,
-    MASKED: tl.constexpr,
-    BQ: tl.constexpr,
-    BN: tl.constexpr,
-    DP: tl.constexpr,
-    PC: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """All steps of a block of queries by as many programs as there are parts, which meet twice in every step.
-
-    They wait for one another: all programs must be running at once (a cooperative launch).
+    ``nothing`` is a total of 0: 1 where no pattern is present; not a number where all that are score -inf.
     """
-    block, which = tl.program_id(0), tl.program_id(1)
-    own = tl.arange(0, BQ)
-    row, column = block * BQ + own, tl.arange(0, DP)
-    inside = row < rows
-    start = state + row.to(tl.int64)[:, None] * inner
-    low = which * length
-    high = tl.minimum(low + length, count)
-    place = which * rows + row
-    to = mixes + place.to(tl.int64)[:, None] * inner + column[None, :]
-    within = inside[:, None] & (column < inner)[None, :]
-    for t in range(most + 1):
-        going = tl.min(tl.load(status + row, mask=inside, other=2), axis=0)
-        if going < 2:
-            if DP > HELD:  # noqa: SIM108  # Triton's own `if`, decided while compiling
-                q = inside[:, None].to(tl.int32)
-            else:
-                q = tl.load(start + column[None, :], mask=within, other=0.0)
-            if going == 0:
-                top, total, mixed = _look(  # pyright: ignore[reportGeneralTypeIssues]
-                    *(q, start, patterns, patterns, mask, low, high, inner, inner, factor),
-                    *(MASKED, True, True, BQ, BN, DP, DP, PRECISION),
-                )
-                tl.store(to, mixed, mask=within)
-            else:
-                top, total, _ = _look(  # pyright: ignore[reportGeneralTypeIssues]
-                    *(q, start, patterns, patterns, mask, low, high, inner, inner, factor),
-                    *(MASKED, True, False, BQ, BN, DP, DP, PRECISION),
-                )
-            tl.store(tops + place, top, mask=inside)
-            tl.store(totals + place, total, mask=inside)
-            _meet(meetings + block, (2 * t + 1) * parts)
-            for mine in range(which, BQ, parts):
-                if block * BQ + mine < rows:
-                    move(
-                        *(state, status, tops, totals, mixes, facts, energies, steps, converged, meetings),
-                        *(block * BQ + mine + tl.arange(0, 1), rows, inner, parts, most, factor, tol, rest),
-                        *(True, False, PC, DP),
-                    )
-            _meet(meetings + block, (2 * t + 2) * parts)
+    which, other = tl.arange(0, CUT.PC), tl.arange(0, CUT.EP)
+    top = tl.full((), -float("inf"), tl.float32)
+    total = tl.full((), 0.0, tl.float32)
+    mixed = tl.full((CUT.EP,), 0.0, tl.float32)
+    for first in range(0, parts, CUT.PC):
+        part = first + which
+        inside = part < parts
+        at = part.to(tl.int64) * rows + place
+        above = tl.load(sums + at * 2, mask=inside, other=-float("inf"))
+        higher = tl.maximum(top, tl.max(above, axis=0))
+        level = finite_or_zero(higher)
+        decay, scale = tl.exp2(top - level), tl.exp2(above - level)
+        total = total * decay + tl.sum(tl.load(sums + at * 2 + 1, mask=inside, other=0.0) * scale, axis=0)
+        if CUT.MIX:
+            within = inside[:, None] & (other < outer)[None, :]
+            entries = tl.load(mixes + at[:, None] * outer + other[None, :], mask=within, other=0.0)
+            mixed = mixed * decay + tl.sum(entries * scale[:, None], axis=0)
+        top = higher
+    if CUT.MASKED:
+        total = tl.where(total == 0.0, tl.load(nothing), total)
+    else:
+        total = tl.where(total == 0.0, float("nan"), total)
+    return mixed, total, (top + tl.log2(total)) / factor
+
+
+@triton.jit(do_not_specialize=["rows", "parts"])
+def join(out, lse, sums, mixes, nothing, rows, outer, parts, factor, CUT: constexpr):
+    """What one query is given, and its log-sum-exp."""
+    row, other = tl.program_id(0), tl.arange(0, CUT.EP)
+    mixed, total, found = _together(  # pyright: ignore[reportGeneralTypeIssues]
+        sums, mixes, nothing, row, rows, outer, parts, factor, CUT
+    )
+    tl.store(out + row.to(tl.int64) * outer + other, tl.div_rn(mixed, total), mask=other < outer)
+    tl.store(lse + row, found)
+
+
+@triton.jit(do_not_specialize=["rows", "parts", "most"])
+def move(
+    state, energies, stands, queries, order, offset, sums, mixes, nothing,
+    rows, inner, parts, factor, most, tol, CUT: constexpr,
+):  # fmt: skip
+    """One query that is not done is moved to its mixture, or given the energy of where it rests.
+
+    ``order`` (rows,) says whose query is at a place of ``queries``; it is written there and to its own place in
+    ``state``, which may be the same. ``stands`` (Q, 3) has how it stands, its steps, and whether the last was no longer
+    than ``tol``; ``offset`` what energies have beside the query. Energies (Q, most + 1) are filled to the end for who
+    is done.
+    """
+    place, column = tl.program_id(0), tl.arange(0, CUT.EP)
+    row = tl.load(order + place)
+    own, here = stands + row * 3, energies + row * (most + 1)
+    status, made = tl.load(own), tl.load(own + 1)
+    if status < DONE:
+        mixed, total, lse = _together(  # pyright: ignore[reportGeneralTypeIssues]
+            sums, mixes, nothing, place, rows, inner, parts, factor, CUT
+        )
+        at, within, beside = queries + place.to(tl.int64) * inner + column, column < inner, tl.load(offset)
+        q = tl.load(at, mask=within, other=0.0)
+        active = status == 0
+        energy = beside + tl.sum(q * q, axis=0) / 2 - lse
+        tl.store(here + made, energy, mask=active)
+        # Divided as float32 is, so that a pattern divided by a total of 1 is that pattern.
+        new = tl.div_rn(mixed, total)
+        way = new - q
+        square = tl.sum(way * way, axis=0)
+        short = active & (tl.sqrt(square) <= tol)
+        # lse is convex with a curvature of at most beta M^2, so that its line is off by less than 1e-7 M^2 here.
+        known = short & (factor * 0.6931471805599453 * square < 2e-7)
+        ahead = beside + tl.sum(new * new, axis=0) / 2 - (lse + tl.sum(new * way, axis=0))
+        last = tl.where(active, ahead, energy)
+        made += active.to(tl.int32)
+        after = tl.where(known | (status == RESTS), DONE, tl.where(short | (made >= most), RESTS, 0))
+        tl.store(at, new, mask=within & active)
+        tl.store(state + row * inner + column, new, mask=within & active)
+        tl.store(own, after)
+        tl.store(own + 1, made)
+        tl.store(own + 2, short.to(tl.int32), mask=active)
+        if after == DONE:
+            for first in range(made, most + 1, 32):
+                step = first + tl.arange(0, 32)
+                tl.store(here + step, last + tl.zeros((32,), tl.float32), mask=step <= most)

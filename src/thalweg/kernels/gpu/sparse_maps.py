@@ -1,18 +1,15 @@
 r"""Entmax of rows on a GPU: a launch for the weights and one for the gradient.
 
-A program has one row, or several short ones, and finds their thresholds by the iterations of
-``kernels.cpu.sparse_maps``: Newton's on the norm in u for 1 / d = 1 and 2, in a bracket and in c for any other alpha. A
-row of up to ``_ONE`` entries stays in registers; a longer one is read again at every step. All is computed in the type
-of the scores: float32 weights are right to some 1e-7 up to alpha = 2; beyond, where the slope at 0 is infinite, to
-1e-5.
+A program has one row, or several short ones, and finds their thresholds by the iterations of the CPU's kernels:
+Newton's on the norm in u for 1 / d = 1 and 2, in a bracket and in c for any other alpha. A row of up to ``_ONE``
+entries stays in registers; a longer one is read again at every step. All is computed in the type of the scores: float32
+weights are right to some 1e-7 up to alpha = 2; beyond, where the slope at 0 is infinite, to 1e-5.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -24,7 +21,22 @@ __all__ = ["entmax", "entmax_value", "entmax_vjp"]
 
 _ONE = 8192  # entries in registers
 _TILE = 1024  # entries of several rows
-_SQUARE, _LINEAR, _ANY = 1, 2, 0  # 1 / d is 2, 1, or anything
+
+if TYPE_CHECKING:  # who checks types knows no members of constants
+    constexpr = Any
+else:
+    constexpr = tl.constexpr
+
+
+class Cut(NamedTuple):
+    """What kernels know when they are compiled."""
+
+    KIND: int  # 2 for alpha = 2, 1 for alpha = 1.5, 0 for any other
+    ROWS: int  # of a program
+    BLOCK: int  # entries that are read together
+    ONE: bool  # a row is one block
+    GOLD: bool = False  # the loss of a gold entry is wanted
+    VALUE: bool = False  # values beside weights
 
 
 @triton.jit
@@ -45,6 +57,17 @@ def _expm1(x):
     for k in tl.static_range(9, 1, -1):  # pyright: ignore[reportGeneralTypeIssues]
         series = 1.0 + small / k * series
     return tl.where(tl.abs(x) < 0.2, small * series, tl.exp(x) - 1.0)
+
+
+@triton.jit
+def _exponents(alphas, each, row, rows, like, KIND: tl.constexpr):
+    """d = alpha - 1 of every row, in the type of ``like``; alphas are those of the rows (each = 1) or one."""
+    if KIND == 2:
+        return tl.zeros_like(like) + 1.0
+    elif KIND == 1:
+        return tl.zeros_like(like) + 0.5
+    else:
+        return (tl.load(alphas + row * each, mask=row < rows, other=2.0) - 1.0).to(like.dtype)
 
 
 @triton.jit
@@ -75,70 +98,46 @@ def _load(base, row, column, begin, rows, size, missing):
 
 
 @triton.jit
-def _sweep(
-    x, base, row, column, rows, size, top, d, at, most, KIND: tl.constexpr, ONE: tl.constexpr, BLOCK: tl.constexpr
-):
+def _sweep(x, base, row, column, rows, size, top, d, at, most, CUT: constexpr):
     """Sums of weights and slopes of every row."""
-    if ONE:
-        p, slope = _weigh(x, top, d, at, most, KIND)  # pyright: ignore[reportGeneralTypeIssues]
+    if CUT.ONE:
+        p, slope = _weigh(x, top, d, at, most, CUT.KIND)  # pyright: ignore[reportGeneralTypeIssues]
         return tl.sum(p, axis=1), tl.sum(slope, axis=1)
-    total = tl.zeros_like(top)
-    slopes = tl.zeros_like(top)
-    for begin in range(0, size, BLOCK):
+    total, slopes = tl.zeros_like(top), tl.zeros_like(top)
+    for begin in range(0, size, CUT.BLOCK):
         x, _, _ = _load(base, row, column, begin, rows, size, -float("inf"))
-        p, slope = _weigh(x, top, d, at, most, KIND)
+        p, slope = _weigh(x, top, d, at, most, CUT.KIND)  # pyright: ignore[reportGeneralTypeIssues]
         total += tl.sum(p, axis=1)
         slopes += tl.sum(slope, axis=1)
     return total, slopes
 
 
 @triton.jit
-def _largest(x, base, row, column, rows, size, ONE: tl.constexpr, BLOCK: tl.constexpr):
+def _largest(x, base, row, column, rows, size, CUT: constexpr):
     """The largest entry of every row, and whether there is NaN or +inf."""
-    if ONE:
-        return tl.max(x, axis=1), tl.max(tl.where(x < float("inf"), 0, 1), axis=1)
-    top = tl.max(x, axis=1)
-    wrong = tl.max(tl.where(x < float("inf"), 0, 1), axis=1)
-    for begin in range(BLOCK, size, BLOCK):
-        x, _, _ = _load(base, row, column, begin, rows, size, -float("inf"))
-        top = tl.maximum(top, tl.max(x, axis=1))
-        wrong = tl.maximum(wrong, tl.max(tl.where(x < float("inf"), 0, 1), axis=1))
+    top, wrong = tl.max(x, axis=1), tl.max(tl.where(x < float("inf"), 0, 1), axis=1)
+    if not CUT.ONE:
+        for begin in range(CUT.BLOCK, size, CUT.BLOCK):
+            x, _, _ = _load(base, row, column, begin, rows, size, -float("inf"))
+            top = tl.maximum(top, tl.max(x, axis=1))
+            wrong = tl.maximum(wrong, tl.max(tl.where(x < float("inf"), 0, 1), axis=1))
     return top, wrong
 
 
 @triton.jit
-def _entmax_rows(
-    scores, alphas, high, low, gold, out, values, rows, size, bound, eps, most,
-    KIND: tl.constexpr, EACH: tl.constexpr, GOLD: tl.constexpr, VALUE: tl.constexpr, ONE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
-    x, offset, inside = _load(scores, row, column, 0, rows, size, -float("inf"))  # pyright: ignore[reportGeneralTypeIssues]
-    top, wrong = _largest(x, scores, row, column, rows, size, ONE, BLOCK)
-    kind = scores.dtype.element_ty
-    d = tl.zeros_like(top) + high + low
-    if EACH:
-        d = (tl.load(alphas + row, mask=row < rows, other=2.0) - 1.0).to(kind)
-    d = tl.maximum(d, 1e-15 if kind == tl.float64 else 1e-7)
-    live = (top > -float("inf")) & (wrong == 0)
-    top = tl.where(live, top, 0.0)
-    at = tl.zeros_like(top)
-    if KIND > 0:
-        at += 1.0
-    least = tl.zeros_like(top)
-    bracket = tl.zeros_like(top) + bound  # the logarithm of the size, and a little
-    width = bracket * 4.0
-    total = tl.zeros_like(top) + 1.0
-    step = 0
-    moving = 1
+def _threshold(x, base, row, column, rows, size, top, live, d, most, CUT: constexpr):
+    """Where the weights of every row that is ``live`` sum to 1, and to what they sum there."""
+    eps = 2e-15 if x.dtype == tl.float64 else 2.4e-7
+    at, least = tl.zeros_like(top) + (1.0 if CUT.KIND > 0 else 0.0), tl.zeros_like(top)
+    bracket = tl.zeros_like(top) + 1e-5 + tl.log(tl.zeros_like(top) + size)
+    width, total = bracket * 4.0, tl.zeros_like(top) + 1.0
+    step, moving = 0, 1
     while moving > 0:
-        total, slope = _sweep(x, scores, row, column, rows, size, top, d, at, most, KIND, ONE, BLOCK)
+        total, slope = _sweep(x, base, row, column, rows, size, top, d, at, most, CUT)
         total, slope = tl.where(live, total, 1.0), tl.where(live, slope, 1.0)
-        if KIND == 2:
-            moved = at - (total - 1.0) / slope
-            far = (total - 1.0 > eps) & (moved < at)
-        elif KIND == 1:
-            moved = at - (total - tl.sqrt(total)) / slope
+        if CUT.KIND > 0:
+            power = total if CUT.KIND == 2 else tl.sqrt(total)
+            moved = at - (total - (1.0 if CUT.KIND == 2 else power)) / slope
             far = (total - 1.0 > eps) & (moved < at)
         else:
             least = tl.where(total > 1.0, at, least)
@@ -154,30 +153,44 @@ def _entmax_rows(
         at = tl.where(far, moved, at)
         step += 1
         moving = tl.where(step < 100, tl.max(tl.where(far, 1, 0), axis=0), 0)
-    pivot = tl.zeros_like(top)
-    label = tl.zeros_like(row) - 1
-    seen = row < rows
-    if GOLD:
+    return at, total
+
+
+@triton.jit
+def _entmax_rows(alphas, each, scores, gold, out, values, rows, size, CUT: constexpr):
+    row, column = tl.program_id(0) * CUT.ROWS + tl.arange(0, CUT.ROWS), tl.arange(0, CUT.BLOCK)
+    x, offset, inside = _load(  # pyright: ignore[reportGeneralTypeIssues]
+        scores, row, column, 0, rows, size, -float("inf")
+    )
+    kind = scores.dtype.element_ty
+    most = 690.0 if kind == tl.float64 else 80.0
+    top, wrong = _largest(x, scores, row, column, rows, size, CUT)
+    live = (top > -float("inf")) & (wrong == 0)
+    top = tl.where(live, top, 0.0)
+    d = tl.maximum(_exponents(alphas, each, row, rows, top, CUT.KIND), 1e-15 if kind == tl.float64 else 1e-7)
+    at, total = _threshold(x, scores, row, column, rows, size, top, live, d, most, CUT)
+    pivot, label, seen = tl.zeros_like(top), tl.zeros_like(row) - 1, row < rows
+    if CUT.GOLD:
         label = tl.load(gold + row, mask=row < rows, other=-1).to(tl.int32)
         known = (label >= 0) & (row < rows)
         pivot = tl.load(scores + row.to(tl.int64) * size + label, mask=known, other=0.0)
         seen = pivot > -float("inf")
         label, pivot = tl.where(seen, label, -1), tl.where(seen, pivot, 0.0)
     value = tl.zeros_like(top)
-    for begin in range(0, size, BLOCK):
-        if not ONE:
+    for begin in range(0, size, CUT.BLOCK):
+        if not CUT.ONE:
             x, offset, inside = _load(scores, row, column, begin, rows, size, -float("inf"))
-        p, _ = _weigh(x, top, d, at, most, KIND)
+        p, _ = _weigh(x, top, d, at, most, CUT.KIND)
         p = p / total[:, None]
-        if VALUE:
-            value += _value(x, p, d, pivot, KIND)
+        if CUT.VALUE:
+            value += _value(x, p, d, pivot, CUT.KIND)
         p = tl.where(live[:, None], p, tl.where(wrong > 0, float("nan"), 0.0)[:, None])
-        if GOLD:
+        if CUT.GOLD:
             p = tl.where(((begin + column)[None, :] == label[:, None]) & live[:, None], p - 1.0, p)
         tl.store(out + offset, p.to(kind), mask=inside)
-    if VALUE:
+    if CUT.VALUE:
         empty = -float("inf")
-        if GOLD:
+        if CUT.GOLD:
             empty = float("inf")
             value = tl.where(seen, value, float("inf"))
         value = tl.where(live, value, tl.where(wrong > 0, float("nan"), empty))
@@ -212,32 +225,26 @@ def _local(p, d, most, KIND: tl.constexpr):
 
 
 @triton.jit
-def _vjp_rows(
-    weights, grad, alphas, high, low, out, rows, size, most,
-    KIND: tl.constexpr, EACH: tl.constexpr, ONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+def _vjp_rows(alphas, each, weights, grad, out, rows, size, CUT: constexpr):
+    row, column = tl.program_id(0) * CUT.ROWS + tl.arange(0, CUT.ROWS), tl.arange(0, CUT.BLOCK)
     kind = weights.dtype.element_ty
     p, offset, inside = _load(weights, row, column, 0, rows, size, 0.0)  # pyright: ignore[reportGeneralTypeIssues]
     g, _, _ = _load(grad, row, column, 0, rows, size, 0.0)
-    total = tl.zeros((ROWS,), kind)
-    product = tl.zeros((ROWS,), kind)
-    d = total + high + low
-    if EACH:
-        d = (tl.load(alphas + row, mask=row < rows, other=2.0) - 1.0).to(kind)
-    for begin in range(0, size, BLOCK):
-        if not ONE:
+    total, product = tl.full((CUT.ROWS,), 0, kind), tl.full((CUT.ROWS,), 0, kind)
+    d, most = _exponents(alphas, each, row, rows, total, CUT.KIND), 3.4e38 / size
+    for begin in range(0, size, CUT.BLOCK):
+        if not CUT.ONE:
             p, _, _ = _load(weights, row, column, begin, rows, size, 0.0)
             g, _, _ = _load(grad, row, column, begin, rows, size, 0.0)
-        w = _local(p, d, most, KIND)
+        w = _local(p, d, most, CUT.KIND)
         total += tl.sum(w, axis=1)
         product += tl.sum(tl.where(p > 0.0, w * g, 0.0), axis=1)
     mean = tl.where(total > 0.0, product / tl.where(total > 0.0, total, 1.0), 0.0)
-    for begin in range(0, size, BLOCK):
-        if not ONE:
+    for begin in range(0, size, CUT.BLOCK):
+        if not CUT.ONE:
             p, offset, inside = _load(weights, row, column, begin, rows, size, 0.0)
             g, _, _ = _load(grad, row, column, begin, rows, size, 0.0)
-        w = _local(p, d, most, KIND)
+        w = _local(p, d, most, CUT.KIND)
         tl.store(out + offset, tl.where(p > 0.0, w * (g - mean[:, None]), 0.0).to(kind), mask=inside)
 
 
@@ -246,68 +253,44 @@ def _power(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def _shape(rows: int, size: int, dtype: torch.dtype) -> tuple[int, dict[str, Any]]:
-    """How many programs, and the settings that a launch shares."""
-    room = _ONE if dtype == torch.float32 else _ONE // 2
-    block = min(_power(size), room)
+def _start(kernel: Any, alpha: Tensor | float, *tensors: Tensor, **wanted: bool) -> None:
+    """A launch over the rows of the first of its tensors."""
+    x = tensors[0]
+    rows, size = x.shape
+    each = isinstance(alpha, Tensor)
+    kind = 0 if each else {1.5: 1, 2.0: 2}.get(alpha, 0)
+    if each:
+        alphas = alpha.detach().reshape(-1).contiguous()
+    else:  # in float64, for the sake of what is left when 1 is taken off; known kinds do not look at it
+        alphas = x if kind else x.new_full((1,), alpha, dtype=torch.float64)
+    block = min(_power(size), _ONE if x.dtype == torch.float32 else _ONE // 2)
     several = max(1, min(_TILE // block, _power(rows)))
+    cut = Cut(kind, several, block, size <= block, **wanted)
     warps = max(1, min(16, block * several // 256))
-    return -(-rows // several), {"ONE": size <= block, "ROWS": several, "BLOCK": block, "num_warps": warps}
-
-
-def _alpha(alpha: Tensor | float, like: Tensor) -> tuple[int, Tensor, float, float, bool]:
-    """Which iteration, the alpha of each row if there is one, and d as the sum of two float32, which a launch takes."""
-    if isinstance(alpha, Tensor):
-        return _ANY, alpha.detach().reshape(-1).contiguous(), 0.0, 0.0, True
-    kind = {1.5: _SQUARE, 2.0: _LINEAR}.get(alpha, _ANY)
-    d = float(alpha) - 1.0
-    high = float(np.float32(d))
-    return kind, like, high, d - high, False
-
-
-def _launch(scores: Tensor, alpha: Tensor | float, gold: Tensor | None, valued: bool) -> tuple[Tensor, Tensor]:
-    scores = scores.detach().contiguous()
-    rows, size = scores.shape
-    out = torch.empty_like(scores)
-    values = scores.new_empty(rows if valued else 0)
-    kind, alphas, high, low, each = _alpha(alpha, scores)
-    programs, settings = _shape(rows, size, scores.dtype)
-    single = scores.dtype == torch.float32
-    bound = math.log(size) + 1e-5
-    launch(
-        *(_entmax_rows, (programs,)),
-        *(scores, alphas, high, low, scores if gold is None else gold.contiguous(), out, values, rows, size),
-        *(bound, 2.4e-7 if single else 2e-15, 80.0 if single else 690.0),
-        KIND=kind,
-        EACH=each,
-        GOLD=gold is not None,
-        VALUE=valued,
-        **settings,
-    )
-    return values, out
+    with on_device_of(x):
+        launch(kernel, (-(-rows // several),), alphas, int(each), *tensors, rows, size, CUT=cut, num_warps=warps)
 
 
 def entmax(scores: Tensor, alpha: Tensor | float) -> Tensor:
     """Weights of rows ``(R, N)``, N > 0, of float32 or float64; alpha a number or ``(R, 1)``."""
-    with on_device_of(scores):
-        return _launch(scores, alpha, None, False)[1]
+    scores = scores.detach().contiguous()
+    out = torch.empty_like(scores)
+    _start(_entmax_rows, alpha, scores, scores, out, scores)
+    return out
 
 
 def entmax_value(scores: Tensor, alpha: Tensor | float, gold: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Conjugates ``(R,)``, or losses for gold ``(R,)`` int64, and their gradient ``(R, N)``, in one launch."""
-    with on_device_of(scores):
-        return _launch(scores, alpha, gold, True)
+    scores = scores.detach().contiguous()
+    out, values = torch.empty_like(scores), scores.new_empty(len(scores))
+    labels = scores if gold is None else gold.contiguous()
+    _start(_entmax_rows, alpha, scores, labels, out, values, GOLD=gold is not None, VALUE=True)
+    return values, out
 
 
 def entmax_vjp(weights: Tensor, grad: Tensor, alpha: Tensor | float) -> Tensor:
     """The gradient in the scores ``(R, N)`` from the weights and the gradient in them."""
-    weights, grad = weights.detach(), grad.detach().contiguous()
-    rows, size = weights.shape
+    weights = weights.detach().contiguous()
     out = torch.empty_like(weights)
-    kind, alphas, high, low, each = _alpha(alpha, weights)
-    programs, settings = _shape(rows, size, weights.dtype)
-    most = torch.finfo(weights.dtype).max / size if weights.dtype == torch.float32 else 1e38
-    given = (weights, grad, alphas, high, low, out, rows, size, most)
-    with on_device_of(weights):
-        launch(_vjp_rows, (programs,), *given, KIND=kind, EACH=each, **settings)
+    _start(_vjp_rows, alpha, weights, grad.detach().contiguous(), out)
     return out

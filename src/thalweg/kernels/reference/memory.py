@@ -6,6 +6,7 @@ values, so that the Q x N weights are never held (online softmax, Milakov and Gi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -171,10 +172,10 @@ def settle(
 def offset(patterns: Tensor, beta: float, mask: Tensor | None) -> Tensor:
     """What an energy has beside the query: (1/b) log N + M^2 / 2 of the patterns that are present; of shape ()."""
     norms = torch.linalg.vector_norm(_wide(patterns), dim=1)
-    count = norms.new_tensor(len(norms)) if mask is None else mask.sum().to(norms.dtype)
+    logs = math.log(max(len(norms), 1)) if mask is None else mask.sum().clamp(min=1).to(norms.dtype).log()
     norms = norms if mask is None else norms.masked_fill(~mask, 0.0)
     largest = norms.amax() if len(norms) else norms.new_zeros(())
-    return count.clamp(min=1).log() / beta + largest * largest / 2
+    return largest * largest / 2 + logs / beta
 
 
 def nearest(queries: Tensor, keys: Tensor, k: int, mask: Tensor | None, block: int | None) -> tuple[Tensor, Tensor]:
