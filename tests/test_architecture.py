@@ -38,7 +38,7 @@ STARTS_SERVICE = "thalweg.cli.serve"
 CORE = {"torch", "numpy"}
 THIRD_PARTY = {
     "cli": CORE | {"typer", "rich"},
-    "serve": CORE | {"fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client"},
+    "serve": CORE | {"fastapi", "starlette", "uvicorn", "pydantic", "pydantic_core", "prometheus_client"},
 }
 # Compiled backends are themselves imported only where a kernel is asked for.
 BACKENDS = {"thalweg.kernels.gpu": {"triton"}}
