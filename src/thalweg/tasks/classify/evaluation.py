@@ -34,7 +34,7 @@ from thalweg.tasks.classify.config import ClassifyConfig
 from thalweg.tasks.classify.pictures import draw_confusion, draw_mistakes, draw_reliability, pictures
 from thalweg.tasks.classify.training import open_images, told
 from thalweg.tasks.config import config_from
-from thalweg.tasks.names import check_name, file_name
+from thalweg.tasks.names import evaluation_folder
 from thalweg.tasks.runs import Listener
 
 
@@ -124,10 +124,9 @@ def evaluate(
     ...
     thalweg.errors.CheckpointError: absent/model.safetensors: expected a checkpoint, got no such file; ...
     """
-    if name is not None:
-        check_name(name, "the name of an evaluation")
     classifier = load_classifier(run, device=device)
     split, label = named_images(classifier, spec, root=root, listener=listener)
+    directory = evaluation_folder(run, name, label.replace("/", "-"))
     began = time.perf_counter()
     log_probs = classifier.log_probs(split)
     speed = len(split) / (time.perf_counter() - began)
@@ -137,9 +136,8 @@ def evaluate(
     tally = ClassTally(log_probs, split.labels, ks=ks)
     matrix = confusion_matrix(log_probs.argmax(1), split.labels, len(classifier.classes))
     temperature, calibrated, tables = _calibration(classifier, split, log_probs, root, is_val=label == "val")
-    home = Path(run).parent if Path(run).is_file() else Path(run)
     result = ClassEvaluation(
-        home / "evaluation" / (name or file_name(label.replace("/", "-"))),
+        directory,
         spec,
         scored(tally),
         len(split),

@@ -12,7 +12,7 @@ from torch import nn
 from thalweg.data import Alphabet, Symbols, pad
 from thalweg.errors import ConfigError
 from thalweg.tasks.base import Exported, Shown, Task
-from thalweg.tasks.runs import TrainResult
+from thalweg.tasks.runs import RunLog, TrainResult
 from thalweg.tasks.transduce.answers import Prediction
 from thalweg.tasks.transduce.codec import Codec
 from thalweg.tasks.transduce.config import TransduceConfig
@@ -40,6 +40,7 @@ class Transduction(Task):
 
     name = "transduce"
     about = "strings to strings, from pairs"
+    noun = "transduction"
     items = "pairs"
     kind = TransduceConfig
     data = "data.train"
@@ -59,11 +60,11 @@ class Transduction(Task):
         """Training and dev pairs."""
         return {key: value for key, value in ((self.data, data), ("data.dev", dev)) if value is not None}
 
-    def train(self, config: TransduceConfig, out: str | Path, **options: Any) -> TrainResult:
+    def fit(self, config: TransduceConfig, log: RunLog, root: Path | None) -> TrainResult:
         """Train on pairs of strings."""
-        from thalweg.tasks.transduce.training import train
+        from thalweg.tasks.transduce.training import fit
 
-        return train(config, out, **options)
+        return fit(config, log, root)
 
     def load(self, run: str | Path, *, device: str = "auto", precision: str = "float32", **options: Any) -> Transducer:
         """The best model, or all of an ensemble as one; on the CPU with ``precision`` ``bf16`` or ``int8``."""

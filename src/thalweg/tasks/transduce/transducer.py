@@ -147,10 +147,7 @@ class Transducer:
             unknown: a source symbol outside the alphabet is read as the unknown symbol (``report``), or splits the
                 text there and is copied through as it is (``copy``).
         """
-        if not 1 <= k <= ANSWERS:
-            raise ConfigError(f"k must be at least 1 and at most {ANSWERS:,}, got {k}")
-        if not 1 <= batch_size <= COUNT:
-            raise ConfigError(f"batch_size must be at least 1 and at most {COUNT:,}, got {batch_size}")
+        check_asked(k, batch_size)
         if unknown not in ("report", "copy"):
             raise ConfigError(f"unknown must be `report` or `copy`, got `{unknown}`")
         how = how or self.usual
@@ -174,11 +171,7 @@ class Transducer:
                 yield Prediction(source.text, best, seen, source.features, missing)
 
     def _source(self, text: str | Source) -> Source:
-        source = Source(text) if isinstance(text, str) else text
-        if len(source.text) > LENGTH:
-            raise DataError(
-                f"expected a text of at most {LENGTH:,} characters, got {len(source.text):,}; shorten or split it"
-            )
+        source = as_source(text)
         if self.featured and source.text and not source.features:
             raise ConfigError(f"this run reads tags beside the text, got none with `{source.text}`; give its features")
         if source.features and not self.featured:
@@ -301,6 +294,33 @@ class Transducer:
             for n, ((source, _), answer) in enumerate(zip(real, answers, strict=True))
         )
         return [next(matrices) if there(source, answer) else None for source, answer in pairs]
+
+
+def check_asked(k: int, batch_size: int) -> None:
+    """Refuse numbers of answers, and of texts to read ahead, that nothing could hold.
+
+    >>> check_asked(0, 256)
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: k must be at least 1 and at most ..., got 0
+    """
+    for name, value, most in (("k", k, ANSWERS), ("batch_size", batch_size, COUNT)):
+        if not 1 <= value <= most:
+            raise ConfigError(f"{name} must be at least 1 and at most {most:,}, got {value}")
+
+
+def as_source(text: str | Source) -> Source:
+    """A text with its tags, not longer than it may be.
+
+    >>> as_source("run").features
+    ()
+    """
+    source = Source(text) if isinstance(text, str) else text
+    if len(source.text) > LENGTH:
+        raise DataError(
+            f"expected a text of at most {LENGTH:,} characters, got {len(source.text):,}; shorten or split it"
+        )
+    return source
 
 
 def search_of(run: str | Path) -> dict[str, Any]:
