@@ -6,9 +6,10 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -95,8 +96,8 @@ def evaluate(
     run: str | Path,
     spec: str,
     *,
-    k: int = 5,
-    how: SearchConfig | None = None,
+    k: int | None = None,
+    how: SearchConfig | Mapping[str, Any] = MappingProxyType({}),
     references: Literal["each", "any"] = "each",
     name: str | None = None,
     device: str = "auto",
@@ -110,8 +111,9 @@ def evaluate(
 
     Args:
         spec: TSV file or ``NAME:SPLIT``.
-        k: answers per source; WER@k is given for 1 < k' <= k among 3, 5, 10 and k itself.
-        how: the search; beam of width 5 by default.
+        k: answers per source, by default 5 or as many as a checkpoint's own beam is wide; WER@k is given for
+            1 < k' <= k among 3, 5, 10 and k itself.
+        how: the search, or some settings of it; others are as the run's own, a beam of width 5 as a rule.
         references: ``each`` counts every line; ``any`` counts each source once and accepts any of its targets.
         precision: ``float32``; on the CPU also ``bf16`` or ``int8``.
         ensemble: runs that answer with this one; vote: by a vote instead of the mean of their probabilities.
@@ -127,7 +129,8 @@ def evaluate(
         raise ConfigError(f"references must be `each` or `any`, got `{references}`")
     directory = evaluation_folder(run, name, _stem(spec))
     transducer = open_runs([run, *ensemble], vote=vote, precision=precision, device=device)
-    how = how or transducer.usual
+    how = transducer.settled(how)
+    k = min(5, transducer.usual.width) if k is None else k
     k = 1 if how.search in ("greedy", "exact") else k
     pairs = open_pairs(spec, root, features=transducer.featured)
     items = _items(pairs, references)

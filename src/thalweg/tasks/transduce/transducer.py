@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from thalweg.data import pad
-from thalweg.errors import CheckpointError, ConfigError, DataError
+from thalweg.errors import ConfigError, DataError
 from thalweg.files import write_atomically, writing
 from thalweg.inference import Hypotheses, Partial, Trie, stream
 from thalweg.layers.padded import Padded
-from thalweg.learning.checkpoint import MODEL, load_checkpoint
+from thalweg.learning.checkpoint import MODEL
 from thalweg.learning.trainer import resolve_device
 from thalweg.limits import ANSWERS, COUNT, LENGTH, within_memory
 from thalweg.tasks.runs import opened
@@ -76,7 +76,13 @@ class Transducer:
     @property
     def usual(self) -> SearchConfig:
         """The search where none is asked for: a beam, as wide and as long as a checkpoint's authors have it."""
-        return SearchConfig(**{"search": "beam", **self.meta.get("search", {})})
+        return self.settled({})
+
+    def settled(self, how: SearchConfig | Mapping[str, Any]) -> SearchConfig:
+        """The search of some settings; what they leave open is as in :attr:`usual`."""
+        if isinstance(how, SearchConfig):
+            return how
+        return SearchConfig(**{"search": "beam", **self.meta.get("search", {}), **how})
 
     @property
     def featured(self) -> bool:
@@ -321,20 +327,6 @@ def as_source(text: str | Source) -> Source:
             f"expected a text of at most {LENGTH:,} characters, got {len(source.text):,}; shorten or split it"
         )
     return source
-
-
-def search_of(run: str | Path) -> dict[str, Any]:
-    """Settings of a search that a run has from its checkpoint; none where it has no such.
-
-    >>> search_of("absent")
-    {}
-    """
-    path = Path(run) if Path(run).is_file() else Path(run) / MODEL
-    try:
-        found = load_checkpoint(path, values=False).meta.get("search")
-    except CheckpointError:
-        return {}
-    return dict(found) if isinstance(found, dict) else {}
 
 
 def member_folder(run: str | Path, number: int) -> Path:
