@@ -146,12 +146,7 @@ def evaluate(
         matrix,
         temperature,
         calibrated,
-        measured=Measured(
-            sources=tuple(split.files),
-            references=tuple((classifier.classes[label],) for label in split.labels.tolist()),
-            answers=tuple(classifier.classes[best] for best in log_probs.argmax(1).tolist()),
-            tally=tally,
-        ),
+        measured=_measured(classifier.classes, split, log_probs, tally),
     )
     facts = {
         **result.to_json(),
@@ -160,14 +155,23 @@ def evaluate(
         "reliability": tables,
         "version": thalweg.__version__,
     }
-    write_text(result.directory / "metrics.json", json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
-    _write_predictions(result.directory, classifier, split, log_probs, k)
+    write_text(directory / "metrics.json", json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+    _write_predictions(directory, classifier, split, log_probs, k)
     shown = pictures(classifier, split, log_probs)
-    write_text(result.directory / "pictures.json", json.dumps(shown, ensure_ascii=False) + "\n")
-    draw_confusion(result.directory / "confusion.png", matrix, classifier.classes)
-    draw_mistakes(result.directory / "mistakes.png", split, log_probs, classifier.classes)
-    draw_reliability(result.directory / "reliability.png", tables)
+    write_text(directory / "pictures.json", json.dumps(shown, ensure_ascii=False) + "\n")
+    draw_confusion(directory / "confusion.png", matrix, classifier.classes)
+    draw_mistakes(directory / "mistakes.png", split, log_probs, classifier.classes)
+    draw_reliability(directory / "reliability.png", tables)
     return result
+
+
+def _measured(classes: tuple[str, ...], split: ImageSplit, log_probs: Tensor, tally: ClassTally) -> Measured:
+    return Measured(
+        sources=tuple(split.files),
+        references=tuple((classes[label],) for label in split.labels.tolist()),
+        answers=tuple(classes[best] for best in log_probs.argmax(1).tolist()),
+        tally=tally,
+    )
 
 
 def named_images(
