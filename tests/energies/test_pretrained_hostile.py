@@ -19,7 +19,7 @@ from thalweg.energies.pretrained.decoding import positions_of
 from thalweg.energies.pretrained.loading import build_encoder, build_network, fresh_reach, load_network
 from thalweg.energies.pretrained.model import Pretrained
 from thalweg.energies.pretrained.task_parameters import TaskParameters
-from thalweg.energies.transformer.families.files import read_json
+from thalweg.energies.transformer.checkpoints.files import read_json
 from thalweg.errors import CheckpointError, ConfigError, ThalwegError
 from thalweg.tasks.transduce.pretrained import open_checkpoint
 

@@ -23,8 +23,7 @@ from typer.testing import CliRunner, Result
 from thalweg.errors import CheckpointError, ThalwegError, WriteError
 from thalweg.files import append, write_atomically
 from thalweg.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from thalweg.tasks.registry import build_config
-from thalweg.tasks.transduce.training import train
+from thalweg.tasks.registry import build_config, train
 from thalweg.tasks.transduce.transducer import load
 
 TINY = ("hidden=8", "embedding=8", "epochs=2", "batch_size=16", "device=cpu", "threads=1")

@@ -22,7 +22,7 @@ from thalweg.tasks.base import Evaluation, Shown, Task
 from thalweg.tasks.config import config_from
 from thalweg.tasks.diagnosis.measures import Diagnosis, measure_plain
 from thalweg.tasks.diagnosis.subject import Subject, Words, planned_steps
-from thalweg.tasks.runs import RunLog, TrainResult, meta_of
+from thalweg.tasks.runs import TrainResult, meta_of
 
 PRESETS = {"straight": {"model": {"hidden": 0}}, "bent": {"model": {"hidden": 8}, "training": {"warmup": 5}}}
 
@@ -148,8 +148,7 @@ class Fitting(Task):
     default_model = "straight"
     named_by_word = True
 
-    def train(self, config, out, *, resume=False, listener=None, root=None, watch=None) -> TrainResult:
-        log = RunLog(out, listener, resume=resume, unit="points")
+    def fit(self, config, log, root) -> TrainResult:
         points = read_points(config.data.path)
         torch.manual_seed(config.training.seed)
         return log.train(
@@ -160,7 +159,6 @@ class Fitting(Task):
             facts={"train": {"points": len(points)}},
             loss=lambda model, batch, moment: (mean_square(model, batch) * len(batch), len(batch)),
             evaluate=lambda model: {"loss": float(mean_square(model, points))},
-            watch=watch,
             told={"lines": [f"train   {len(points)} points"]},
         )
 

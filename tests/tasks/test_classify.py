@@ -14,9 +14,9 @@ from thalweg.learning.checkpoint import load_checkpoint
 from thalweg.tasks.classify.classifier import load_classifier
 from thalweg.tasks.classify.evaluation import evaluate
 from thalweg.tasks.classify.pictures import worst_mistakes
-from thalweg.tasks.classify.training import dev_metrics, open_images, train
+from thalweg.tasks.classify.training import dev_metrics, open_images
 from thalweg.tasks.config import read_config
-from thalweg.tasks.registry import task_named
+from thalweg.tasks.registry import task_named, train
 from thalweg.tasks.report import write_report
 from thalweg.tasks.transduce.transducer import load
 

@@ -173,6 +173,8 @@ def test_other_columns_and_other_options_are_refused(tmp_path, table):
     assert "expected 2 columns of numbers as in training, got 3" in refused("predict", out, other)
     assert "a density has no use for it" in refused("predict", out, table, "--width", 3)
     assert "no numbers; name CSV files" in refused("predict", out)
+    assert "the name of an evaluation must be a plain name" in refused("evaluate", out, table, "--name", "../../x")
+    assert f"{out}/evaluation/points/" in done("evaluate", out / "model.safetensors", table)
 
 
 def test_a_table_without_sequences_is_one_to_an_hmm(tmp_path, table):

@@ -14,6 +14,7 @@ from toy_task import toy_config, write_pairs
 
 from oracles.metrics import all_scores, closest, levenshtein
 from thalweg.errors import CheckpointError, ConfigError, DataError
+from thalweg.learning import checkpoint
 from thalweg.tasks import Evaluation, SearchConfig, evaluate, load, train
 
 GAP = "∅"
@@ -49,6 +50,18 @@ SEARCHES = {
     "greedy": (SearchConfig(search="greedy"), 5, ()),
     "nucleus": (SearchConfig(search="nucleus", temperature=1.2), 3, (3,)),
 }
+
+
+def test_the_weights_are_read_once(run, toy_files, monkeypatch):
+    read, whole = checkpoint.read_tensors, []
+
+    def counted(path, *args, values, **options):
+        whole.append(values)
+        return read(path, *args, values=values, **options)
+
+    monkeypatch.setattr(checkpoint, "read_tensors", counted)
+    evaluate(run, str(toy_files[1]), device="cpu")
+    assert sorted(whole) == [False, True], "once for its task, once for all"
 
 
 @pytest.mark.parametrize("search", SEARCHES)

@@ -19,10 +19,9 @@ from thalweg.energies.convnet.model import ConvNet
 from thalweg.errors import ConfigError, DataError
 from thalweg.recipes.resolving import resolve
 from thalweg.tasks.classify.subject import ImageSubject
-from thalweg.tasks.classify.training import train
 from thalweg.tasks.diagnosis.findings import Finding, findings
 from thalweg.tasks.diagnosis.measures import Diagnosis, diagnose
-from thalweg.tasks.registry import task_named
+from thalweg.tasks.registry import task_named, train
 from thalweg.tasks.report import write_report
 from thalweg.tasks.report.diagnosis import write_diagnosis
 

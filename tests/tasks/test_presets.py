@@ -124,7 +124,9 @@ def test_a_run_of_before_keeps_its_training():
 
 # Settings of shape alone, for speed: what is learnt with is the family's.
 SMALL: dict[str, dict[str, Any]] = {
+    "auto": {},  # it brings its own
     "recurrent": {"hidden": 64, "embedding": 32},
+    "monotonic": {"hidden": 64, "embedding": 32},
     # Two decoder layers: with one, a causal model cannot both find the end of the source and look back from there.
     "transformer": {"width": 64, "heads": 4, "feedforward": 128, "encoder_layers": 1, "decoder_layers": 2},
     "pretrained": {"shape": {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4}},

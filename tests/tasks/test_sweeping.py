@@ -23,9 +23,8 @@ from thalweg.errors import CheckpointError, ConfigError
 from thalweg.learning.checkpoint import load_checkpoint
 from thalweg.sweeps.store import holding
 from thalweg.tasks.config import read_config
-from thalweg.tasks.registry import build_config
+from thalweg.tasks.registry import build_config, train
 from thalweg.tasks.sweeping import SweepPlan, plan_sweep, run_sweep, saved_sweep
-from thalweg.tasks.transduce.training import train
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -217,31 +217,13 @@ class TransformerStack(nn.Module):
         cross: bool = False,
         norm: NormPlace = "pre",
         norm_kind: Norm = "layer",
-        activation: Activation = "relu",
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        attention_map: str | float = "softmax",
-        attention_width: int | None = None,
         norm_eps: float = 1e-5,
+        **shape: Any,
     ):
         super().__init__()
-        self.layers = nn.ModuleList(
-            TransformerLayer(
-                width,
-                heads,
-                feedforward,
-                cross=cross,
-                norm=norm,
-                norm_kind="none" if norm_kind == "weight" else norm_kind,
-                activation=activation,
-                dropout=dropout,
-                attention_dropout=attention_dropout,
-                attention_map=attention_map,
-                attention_width=attention_width,
-                norm_eps=norm_eps,
-            )
-            for _ in range(layers)
-        )
+        shape |= {"cross": cross, "norm": norm, "norm_eps": norm_eps}
+        shape["norm_kind"] = "none" if norm_kind == "weight" else norm_kind
+        self.layers = nn.ModuleList(TransformerLayer(width, heads, feedforward, **shape) for _ in range(layers))
         self.norm = _norm(norm_kind, width, norm_eps) if norm == "pre" else None
         self._start((3 if cross else 2) * layers if norm == "pre" else 1)
         if norm_kind == "weight":  # last: the matrices start as those of every other kind

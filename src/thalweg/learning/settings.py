@@ -6,8 +6,18 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Self, get_args
 
+import torch
+from torch import nn
+
 from thalweg.errors import ConfigError
-from thalweg.learning.optimisers import Decayed, ForcingSchedule, OptimiserName, ScheduleName, teacher_forcing_at
+from thalweg.learning.optimisers import (
+    Decayed,
+    ForcingSchedule,
+    OptimiserName,
+    ScheduleName,
+    build_optimiser,
+    teacher_forcing_at,
+)
 from thalweg.limits import ANSWERS, COUNT, SEED, check_choice, check_numbers, check_shares
 from thalweg.metrics import metric_direction
 
@@ -158,6 +168,15 @@ class TrainerConfig:
         batches = max(1, -(-batches // self.accumulate))
         aim = max(self.steps, 5 * self.warmup)
         return self._settled(batches, min(max(20, aim // 20), max(20, math.ceil(aim / batches))))
+
+    def optimiser_of(self, model: nn.Module, *, fused: bool = True) -> torch.optim.Optimizer:
+        """The optimiser of a model's parameters; ``fused`` as of :func:`~thalweg.learning.optimisers.build_optimiser`.
+
+        >>> TrainerConfig(learning_rate=0.1).optimiser_of(nn.Linear(2, 2)).param_groups[0]["lr"]
+        0.1
+        """
+        names = ("learning_rate", "weight_decay", "decay", "momentum", "beta2", "layer_decay")
+        return build_optimiser(self.optimiser, model, fused=fused, **{name: getattr(self, name) for name in names})
 
     def _settled(self, batches: int, epochs: int) -> Self:
         """With so many epochs where their number is left open, and with those between two measurements."""

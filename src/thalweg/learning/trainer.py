@@ -26,11 +26,7 @@ from thalweg.learning.checkpoint import (
     save_checkpoint,
 )
 from thalweg.learning.interrupts import interruptible
-from thalweg.learning.optimisers import (
-    Plateau,
-    build_optimiser,
-    learning_rate_factor,
-)
+from thalweg.learning.optimisers import Plateau, learning_rate_factor
 from thalweg.learning.progress import Progress
 from thalweg.learning.settings import Moment, TrainerConfig
 from thalweg.metrics import metric_direction
@@ -130,18 +126,8 @@ class Trainer:
         self.watch = watch
         accelerator = resolve_device(config.device)
         self.fabric = Fabric(accelerator=accelerator, devices=1, precision=config.precision)
-        optimiser = build_optimiser(
-            config.optimiser,
-            model,
-            learning_rate=config.learning_rate,
-            weight_decay=config.weight_decay,
-            decay=config.decay,
-            momentum=config.momentum,
-            beta2=config.beta2,
-            layer_decay=config.layer_decay,
-            # Loss scaling must unscale before clipping, which a fused step would do itself.
-            fused=config.precision != "16-mixed",
-        )
+        # Loss scaling must unscale before clipping, which a fused step would do itself.
+        optimiser = config.optimiser_of(model, fused=config.precision != "16-mixed")
         self.raw = model
         self.model, self.optimiser = self.fabric.setup(model, optimiser)
         self.progress = Progress()

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from thalweg.errors import ConfigError
 from thalweg.learning.trainer import Watch
+from thalweg.limits import check_threads
 from thalweg.metrics import Score, Tally
 from thalweg.tasks.config import as_settings, config_from, lay_over
-from thalweg.tasks.runs import Listener, TrainResult
+from thalweg.tasks.runs import Listener, RunLog, TrainResult
 
 if TYPE_CHECKING:
     from torch import nn
@@ -168,12 +169,12 @@ class Shown(NamedTuple):
 class Task(ABC):
     """One kind of job: from plain settings to a trained run and its answers.
 
-    A subclass says what its class attributes are and defines :meth:`train`, :meth:`load`, :meth:`evaluate` and
+    A subclass says what its class attributes are and defines :meth:`fit`, :meth:`load`, :meth:`evaluate` and
     :meth:`predict`; :meth:`subject` and :meth:`example` where ``diagnose`` and ``show`` are to work.
 
     Attributes:
         name: the value of the top-level key ``task``.
-        about: what it does, in a line; items: what its data are counted in.
+        about: what it does, in a line; noun: what a run of it is; items: what its data are counted in.
         kind: the frozen dataclass of its config.
         data: the setting that holds the training data, ``section.key``.
         missing: what to say where that is empty.
@@ -191,6 +192,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     about: ClassVar[str]
+    noun: ClassVar[str] = "training"
     items: ClassVar[str] = "items"
     kind: ClassVar[type]
     data: ClassVar[str] = "data.path"
@@ -245,7 +247,6 @@ class Task(ABC):
             if option not in self.takes:
                 raise ConfigError(f"--{option.replace('_', '-')} {self.refusal}")
 
-    @abstractmethod
     def train(
         self,
         config: Any,
@@ -266,6 +267,13 @@ class Task(ABC):
             root: folder of known data sets.
             watch: looks at some steps; what it finds is logged. The weights are the same with it and without.
         """
+        check_threads(config.training.threads)
+        log = RunLog(out, listener, resume=resume, watch=watch, unit=self.items, noun=self.noun)
+        return self.fit(config, log, root)
+
+    @abstractmethod
+    def fit(self, config: Any, log: RunLog, root: Path | None) -> TrainResult:
+        """What :meth:`train` does, with the log of its run: data, model, loss and dev scores for ``log.train``."""
 
     @abstractmethod
     def load(self, run: str | Path, *, device: str = "auto", **options: Any) -> Any:

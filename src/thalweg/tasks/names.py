@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 from thalweg.errors import ConfigError
 
@@ -37,3 +38,13 @@ def check_name(name: str, what: str) -> str:
             f"{what} must be a plain name of at most {_LONGEST} bytes, without `/`, got `{name}`; choose another"
         )
     return name
+
+
+def evaluation_folder(run: str | Path, name: str | None, data: str) -> Path:
+    """Where the evaluation of a run, or of the file of a model, is written; named after its data by default.
+
+    >>> evaluation_folder("runs/names", None, "test").as_posix()
+    'runs/names/evaluation/test'
+    """
+    home = Path(run).parent if Path(run).is_file() else Path(run)
+    return home / "evaluation" / (file_name(data) if name is None else check_name(name, "the name of an evaluation"))

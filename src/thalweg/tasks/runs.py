@@ -19,7 +19,7 @@ from thalweg.files import append, making_sense, write_atomically, writing
 from thalweg.learning.checkpoint import LAST, MODEL, Checkpoint, load_checkpoint, save_checkpoint
 from thalweg.learning.progress import Progress
 from thalweg.learning.settings import TrainingConfig
-from thalweg.learning.trainer import Trainer
+from thalweg.learning.trainer import Trainer, Watch
 from thalweg.limits import without_memory
 from thalweg.tasks.config import as_settings, config_from, to_yaml
 
@@ -95,6 +95,7 @@ class RunLog:
         out: the run directory.
         listener: gets every event.
         resume: as that of :func:`goes_on`, whose answer is ``resume``.
+        watch: looks at some steps.
         unit: what the training data are counted in; ``items``: how many there are, once that is known.
         noun: what such a run is.
 
@@ -108,11 +109,18 @@ class RunLog:
         listener: Listener | None = None,
         *,
         resume: bool = False,
+        watch: Watch | None = None,
         unit: str = "items",
         noun: str = "training",
     ):
-        self.path, self.listener, self.unit, self.noun = Path(out) / "log.jsonl", listener, unit, noun
-        self.resume, self.items = goes_on(Path(out), resume), 0
+        self.out, self.listener, self.watch, self.unit, self.noun = Path(out), listener, watch, unit, noun
+        self.path, self.may_resume = self.out / "log.jsonl", resume
+        self.resume, self.items = goes_on(self.out, resume), 0
+
+    def beside(self, out: Path, listener: Listener | None) -> RunLog:
+        """The log of another run of the same training, such as an ensemble's next model."""
+        own = {"watch": self.watch, "unit": self.unit, "noun": self.noun}
+        return RunLog(out, listener, resume=self.may_resume, **own)
 
     def train(
         self,
@@ -131,10 +139,10 @@ class RunLog:
             config: written to the run directory.
             facts: of the data, logged with the start; ``facts["train"][unit]`` says how many there are.
             told: what the listener alone hears of it, such as ``lines``.
-            meta, parts: of the :class:`~thalweg.learning.trainer.Trainer`: ``loss``, ``evaluate``, ``watch``.
+            meta, parts: of the :class:`~thalweg.learning.trainer.Trainer`: ``loss``, ``evaluate``.
         """
-        out, resume, self.items = self.path.parent, self.resume, facts["train"][self.unit]
-        trainer = Trainer(model, config.training, directory=out, meta=meta, listener=self, **parts)
+        out, resume, self.items = self.out, self.resume, facts["train"][self.unit]
+        trainer = Trainer(model, config.training, directory=out, meta=meta, listener=self, watch=self.watch, **parts)
         trainer.last = self.open(to_yaml(config), meta, resume=resume)
         start = {
             "event": "start",
@@ -157,7 +165,7 @@ class RunLog:
         self, model: nn.Module, config: Any, meta: dict[str, Any], facts: dict[str, Any], **told: Any
     ) -> TrainResult:
         """Make a model that has nothing to train a run, as it is."""
-        out = self.path.parent
+        out = self.out
         self.open(to_yaml(config), meta, resume=False)
         lines = [*told.pop("lines", ()), "frozen  nothing is trained: the model is used as it comes"]
         start = {"event": "start", "version": thalweg.__version__, "torch": torch.__version__, "device": "cpu"}
@@ -182,7 +190,7 @@ class RunLog:
 
     def open(self, config: str, meta: dict[str, Any], *, resume: bool) -> Checkpoint | None:
         """Begin anew, or go on from the last checkpoint, which must be of such a training; the config is written."""
-        out, last = self.path.parent, None
+        out, last = self.out, None
         if resume:
             last = load_checkpoint(out / LAST)
             check_continues(out / LAST, last.meta, meta, noun=self.noun, items=self.unit)

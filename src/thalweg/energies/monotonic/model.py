@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from thalweg.energies.monotonic.alignments import NEVER, filtered, first_beliefs, move_log_probs, moved
+from thalweg.energies.sequences import SequenceEnergy
 from thalweg.layers.dropout import Dropout
 from thalweg.layers.padded import Padded, checked
 from thalweg.layers.recurrent import Recurrent
@@ -70,7 +71,7 @@ class MonotonicState:
     arrivals: Tensor | None
 
 
-class Monotonic(nn.Module):
+class Monotonic(SequenceEnergy):
     r"""E(x, y) = -log p(y | x) with one source position a_t for each target symbol, never going back.
 
     .. math:: p(y \mid x) = \sum_{a_1 \le \dots \le a_T} \prod_t
@@ -89,7 +90,8 @@ class Monotonic(nn.Module):
     Args:
         config: the shape.
         source_size, target_size: numbers of symbols, special ones included.
-        unk, pad, bos, eos: ids of the special symbols on both sides; only eos is ever produced.
+        special: ids ``unk``, ``pad``, ``bos`` and ``eos`` of both sides, as :class:`SequenceEnergy` has them; only eos
+            is ever produced.
 
     >>> model = Monotonic(MonotonicConfig(hidden=8, embedding=8), source_size=10, target_size=12)
     >>> source = Padded(torch.tensor([[4, 5, 6]]), torch.tensor([3]), torch.ones(1, 3, dtype=torch.bool))
@@ -98,23 +100,12 @@ class Monotonic(nn.Module):
     (torch.Size([1, 2, 12]), torch.Size([1]))
     """
 
-    def __init__(
-        self,
-        config: MonotonicConfig,
-        *,
-        source_size: int,
-        target_size: int,
-        unk: int = 0,
-        pad: int = 1,
-        bos: int = 2,
-        eos: int = 3,
-    ):
-        super().__init__()
-        self.config, self.vocab_size = config, target_size
-        self.unk, self.pad, self.bos, self.eos = unk, pad, bos, eos
+    def __init__(self, config: MonotonicConfig, *, source_size: int, target_size: int, **special: Any):
+        super().__init__(target_size, **special)
+        self.config = config
         D, H = config.embedding, config.hidden
-        self.source_embedding = nn.Embedding(source_size, D, padding_idx=pad)
-        self.target_embedding = nn.Embedding(target_size, D, padding_idx=pad)
+        self.source_embedding = nn.Embedding(source_size, D, padding_idx=self.pad)
+        self.target_embedding = nn.Embedding(target_size, D, padding_idx=self.pad)
         self.encoder = Recurrent(
             config.cell, D, hidden=H, layers=config.encoder_layers, bidirectional=True, dropout=config.dropout
         )
@@ -125,13 +116,6 @@ class Monotonic(nn.Module):
         self.jumps = nn.Linear(H, config.jumps) if config.order == "first" else None
         self.output = nn.Linear(H, target_size)
         self.dropout = Dropout(config.dropout)
-        never, unread = torch.zeros(target_size), torch.zeros(target_size)
-        never[[pad, bos]] = -torch.inf
-        unread[unk] = -torch.inf
-        self.never: Tensor  # -inf where no symbol may ever stand
-        self.unread: Tensor  # -inf at the unknown symbol
-        self.register_buffer("never", never, persistent=False)
-        self.register_buffer("unread", unread, persistent=False)
 
     def encode(self, source: Padded) -> tuple[Tensor, Tensor]:
         """What the joining network reads of each position and of the end, ``(B, S + 1, H)``, and which are real."""
@@ -165,11 +149,7 @@ class Monotonic(nn.Module):
     def forward(
         self, source: Padded, target: Padded, *, teacher_forcing: float = 1.0, items: Tensor | None = None
     ) -> Tensor:
-        """Logits ``(B, T, V)`` of each target position: log p(y_t | y_{<t}, x), alignments summed out.
-
-        ``items`` and ``teacher_forcing`` as :meth:`Seq2Seq.forward <thalweg.energies.Seq2Seq.forward>` has them; what
-        is fed is also what the alignment goes by.
-        """
+        """``(B, T, V)`` log p(y_t | y_{<t}, x), alignments summed out; what is fed is also what these go by."""
         memory, mask = self.encode(source)
         if items is not None:
             memory, mask = memory[items], mask[items]
@@ -180,8 +160,7 @@ class Monotonic(nn.Module):
 
     def _forced(self, target: Padded, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Beliefs, moves, emissions of all symbols and those of the target's own ``(B, T, S)``."""
-        first = target.tokens.new_full((target.size, 1), self.bos)
-        x = self.dropout(self.target_embedding(torch.cat((first, target.tokens[:, :-1]), dim=1)))
+        x = self.dropout(self.target_embedding(self.fed(target)))
         states, _ = self.decoder(x, self._start(target.size, memory))
         moves, emissions = self._joined(states, memory, mask)
         index = target.tokens[:, :, None, None].expand(-1, -1, emissions.size(2), 1)
@@ -200,16 +179,6 @@ class Monotonic(nn.Module):
             tokens = torch.where(coins[:, t] & target.mask[:, t], target.tokens[:, t], found.detach().argmax(dim=1))
         return torch.stack(logits, dim=1)
 
-    def log_prob(self, source: Padded, target: Padded) -> Tensor:
-        """``(B,)`` log p(y | x); targets end with eos. A target with an unknown symbol has probability 0."""
-        log_probs = self._normalise(self(source, target))
-        chosen = log_probs.gather(2, target.tokens.unsqueeze(2)).squeeze(2)
-        return chosen.masked_fill(~target.mask, 0.0).sum(dim=1)
-
-    def energy(self, source: Padded, target: Padded) -> Tensor:
-        """``(B,)`` E(x, y) = -log p(y | x)."""
-        return -self.log_prob(source, target)
-
     def attention_weights(self, source: Padded, target: Padded) -> Tensor:
         """``(B, T, S)`` p(a_t = s | x, y), the whole target known; what is missing to 1 looked at the end.
 
@@ -224,10 +193,6 @@ class Monotonic(nn.Module):
             (weights,) = torch.autograd.grad(total, scores)
         return (weights[:, :, :-1] * source.mask.unsqueeze(1)).detach()
 
-    def _normalise(self, logits: Tensor) -> Tensor:
-        # The unknown symbol is a reading aid, never an answer: it takes no probability at prediction.
-        return (logits + self.unread).log_softmax(dim=-1)
-
     def begin(self, inputs: Padded) -> MonotonicState:
         """Start B targets, one per source."""
         memory, mask = self.encode(inputs)
@@ -237,7 +202,7 @@ class Monotonic(nn.Module):
     def step(self, tokens: Tensor, state: MonotonicState) -> tuple[Tensor, MonotonicState]:
         """Feed ``tokens (R,)``; log-probabilities ``(R, V)`` of the next symbols and the new state."""
         logits, state = self._advance(tokens, state)
-        return self._normalise(logits), state
+        return self.normalise(logits), state
 
     def _advance(self, tokens: Tensor, state: MonotonicState) -> tuple[Tensor, MonotonicState]:
         memory, mask = state.memory, state.mask

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from thalweg.energies.transformer.families.files import read_json
+from thalweg.energies.transformer.checkpoints.files import read_json
 from thalweg.errors import CheckpointError, MissingDependencyError, ThalwegError
 from thalweg.limits import within_memory
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from thalweg.energies.sequences import SequenceEnergy
 from thalweg.errors import ConfigError
 from thalweg.inference.search.compiled import CompiledPlan
 from thalweg.layers.attention import Attention, Memory, attention_map
@@ -118,7 +119,7 @@ class Seq2SeqState:
     table: Tensor | None
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(SequenceEnergy):
     r"""E(x, y) = -log p(y | x) of a recurrent encoder-decoder (Sutskever et al., 2014; Luong et al., 2015).
 
     .. math:: \log p(y \mid x) = \sum_t \log \mathrm{softmax}(W o_t)_{y_t}, \quad
@@ -133,7 +134,8 @@ class Seq2Seq(nn.Module):
     Args:
         config: the shape.
         source_size, target_size: numbers of symbols, special ones included.
-        unk, pad, bos, eos: ids of the special symbols on both sides; only eos is ever produced.
+        special: ids ``unk``, ``pad``, ``bos`` and ``eos`` of both sides, as :class:`SequenceEnergy` has them; only eos
+            is ever produced.
 
     >>> model = Seq2Seq(Seq2SeqConfig(hidden=8, embedding=8), source_size=10, target_size=12)
     >>> source = Padded(torch.tensor([[4, 5, 6]]), torch.tensor([3]), torch.ones(1, 3, dtype=torch.bool))
@@ -142,22 +144,11 @@ class Seq2Seq(nn.Module):
     (torch.Size([1, 2, 12]), torch.Size([1]))
     """
 
-    def __init__(
-        self,
-        config: Seq2SeqConfig,
-        *,
-        source_size: int,
-        target_size: int,
-        unk: int = 0,
-        pad: int = 1,
-        bos: int = 2,
-        eos: int = 3,
-    ):
-        super().__init__()
-        self.config, self.vocab_size = config, target_size
-        self.unk, self.pad, self.bos, self.eos = unk, pad, bos, eos
-        self.source_embedding = nn.Embedding(source_size, config.embedding, padding_idx=pad)
-        self.target_embedding = nn.Embedding(target_size, config.embedding, padding_idx=pad)
+    def __init__(self, config: Seq2SeqConfig, *, source_size: int, target_size: int, **special: Any):
+        super().__init__(target_size, **special)
+        self.config = config
+        self.source_embedding = nn.Embedding(source_size, config.embedding, padding_idx=self.pad)
+        self.target_embedding = nn.Embedding(target_size, config.embedding, padding_idx=self.pad)
         self.encoder, self.decoder = self._build_stacks(config)
         self.bridge = self._build_bridge(config)
         width = config.hidden
@@ -177,17 +168,9 @@ class Seq2Seq(nn.Module):
             # Rows of unit expected norm keep the first logits small when the matrix serves as output too.
             nn.init.normal_(self.target_embedding.weight, std=config.embedding**-0.5)
             with torch.no_grad():
-                self.target_embedding.weight[pad].zero_()
+                self.target_embedding.weight[self.pad].zero_()
             self.output.weight = self.target_embedding.weight
         self.dropout = Dropout(config.dropout)
-        never = torch.zeros(target_size)
-        never[[pad, bos]] = -torch.inf
-        unread = torch.zeros(target_size)
-        unread[unk] = -torch.inf
-        self.never: Tensor  # -inf where no symbol may ever stand
-        self.unread: Tensor  # -inf at the unknown symbol
-        self.register_buffer("never", never, persistent=False)
-        self.register_buffer("unread", unread, persistent=False)
 
     @staticmethod
     def _build_stacks(config: Seq2SeqConfig) -> tuple[Recurrent, Recurrent]:
@@ -256,14 +239,7 @@ class Seq2Seq(nn.Module):
     def forward(
         self, source: Padded, target: Padded, *, teacher_forcing: float = 1.0, items: Tensor | None = None
     ) -> Tensor:
-        """Logits ``(B, T, V)`` of each target position.
-
-        With ``items (N,)`` there are N targets, of which target n belongs to source ``items[n]``: a source with
-        several targets is read once, with one draw of dropout, and the result is ``(N, T, V)``.
-
-        Each position is fed the true previous symbol with probability ``teacher_forcing``, otherwise the model's own
-        best guess. At 1 the target is one recurrent call; below, T steps. Coins come from torch's global generator.
-        """
+        """Logits ``(B, T, V)``; with ``teacher_forcing`` 1 the target is one recurrent call, below it T steps."""
         memory, state = self.encode(source)
         if items is not None:
             memory = None if memory is None else memory.rows(items)
@@ -282,20 +258,9 @@ class Seq2Seq(nn.Module):
         return torch.stack(logits, dim=1)
 
     def _forced(self, target: Padded, memory: Memory | None, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
-        first = target.tokens.new_full((target.size, 1), self.bos)
-        x = self.dropout(self.target_embedding(torch.cat((first, target.tokens[:, :-1]), dim=1)))
+        x = self.dropout(self.target_embedding(self.fed(target)))
         states, _ = self.decoder(x, state)
         return self._logits(states, memory)
-
-    def log_prob(self, source: Padded, target: Padded) -> Tensor:
-        """``(B,)`` log p(y | x); targets end with eos. A target with an unknown symbol has probability 0."""
-        log_probs = self._normalise(self(source, target))
-        chosen = log_probs.gather(2, target.tokens.unsqueeze(2)).squeeze(2)
-        return chosen.masked_fill(~target.mask, 0.0).sum(dim=1)
-
-    def energy(self, source: Padded, target: Padded) -> Tensor:
-        """``(B,)`` E(x, y) = -log p(y | x)."""
-        return -self.log_prob(source, target)
 
     def attention_weights(self, source: Padded, target: Padded) -> Tensor | None:
         """``(B, T, S)`` where each target position looked, or None without attention; eval mode is the caller's."""
@@ -307,16 +272,12 @@ class Seq2Seq(nn.Module):
         index = torch.where(turned >= 0, turned, turned + weights.size(2))
         return weights.gather(2, index.unsqueeze(1).expand_as(weights))
 
-    def _normalise(self, logits: Tensor) -> Tensor:
-        # The unknown symbol is a reading aid, never an answer: it takes no probability at prediction.
-        return (logits + self.unread).log_softmax(dim=-1)
-
     def compiled(self, inputs: Padded) -> CompiledPlan | None:
         """How a CPU would search these in one compiled call; None where it cannot, and on a GPU."""
         from thalweg.energies.seq2seq.compiled import compiled_plan
 
         # A subclass may have steps of its own.
-        steps = ("encode", "begin", "step", "select", "_logits", "_normalise")
+        steps = ("encode", "begin", "step", "select", "_logits", "normalise")
         plain = all(getattr(type(self), name) is getattr(Seq2Seq, name) for name in steps)
         return compiled_plan(self, inputs) if plain and self.config.has_softmax else None
 
@@ -346,7 +307,7 @@ class Seq2Seq(nn.Module):
         if state.memory is not None:
             output = output.view(state.memory.mask.size(0), -1, output.size(1))
         logits = self._logits(output, state.memory, mapped=state.table is not None)[0]
-        return self._normalise(logits.view(tokens.size(0), -1)), replace(state, hidden=hidden)
+        return self.normalise(logits.view(tokens.size(0), -1)), replace(state, hidden=hidden)
 
     def select(self, state: Seq2SeqState, rows: Tensor) -> Seq2SeqState:
         """Reorder, repeat or drop rows. The memory is laid out anew only when rows change their source.

@@ -38,8 +38,8 @@ import torch
 from torch import Tensor
 
 from thalweg.energies.transformer.cache import TransformerState
-from thalweg.energies.transformer.families import bart, bert, t5
-from thalweg.energies.transformer.families.files import Names, read_json, read_weights
+from thalweg.energies.transformer.checkpoints import bart, bert, t5
+from thalweg.energies.transformer.checkpoints.files import Names, read_json, read_weights
 from thalweg.energies.transformer.generation import GenerationRules, one_symbol, read_rules
 from thalweg.energies.transformer.model import Transformer
 from thalweg.errors import CheckpointError, ConfigError

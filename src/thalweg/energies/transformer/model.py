@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from thalweg.energies.sequences import SequenceEnergy
 from thalweg.energies.transformer import cache as decoding
 from thalweg.energies.transformer.cache import TransformerState
 from thalweg.energies.transformer.config import TransformerConfig
@@ -49,7 +50,7 @@ class Encoded(NamedTuple):
         return Encoded(tuple(part[items] for part in self.memories), mask, starts, copies)
 
 
-class Transformer(nn.Module):
+class Transformer(SequenceEnergy):
     r"""E(x, y) = -log p(y | x) of a Transformer (Vaswani et al., 2017).
 
     .. math:: \log p(y \mid x) = \sum_t \log \mathrm{softmax}(W h_t + b)_{y_t}, \quad
@@ -64,13 +65,12 @@ class Transformer(nn.Module):
     Args:
         config: the shape.
         source_size, target_size: numbers of symbols, special ones included.
-        unk: id of the unknown symbol, never produced; None where there is no such rule.
-        pad, bos, eos: ids of the other special symbols on both sides.
         features: ids of source symbols that are feature tags. All stand at position 0 and carry a type vector; the
             other source symbols then count from 1, so that no tag moves them (Wu et al., 2021).
         copies: ``(source_size,)`` int64, needed with ``config.pointer``: the target symbol that each source symbol
             copies to, -1 for none. Symbols that are never produced are not copied either.
-        forbidden: target symbols that never stand anywhere; None means pad and bos.
+        special: ids ``unk``, ``pad``, ``bos`` and ``eos`` of both sides, and ``forbidden``, as :class:`SequenceEnergy`
+            has them.
 
     Time of a known target O(L (S + T) D^2 + L (S + T)^2 D). :meth:`step` costs O(L D^2 + L (S + t) D) a row, with
     keys and values of the source computed once in :meth:`begin` and shared by all rows of a source.
@@ -89,20 +89,15 @@ class Transformer(nn.Module):
         *,
         source_size: int,
         target_size: int,
-        unk: int | None = 0,
-        pad: int = 1,
-        bos: int = 2,
-        eos: int = 3,
         features: Sequence[int] = (),
         copies: Tensor | None = None,
-        forbidden: Sequence[int] | None = None,
+        **special: Any,
     ):
-        super().__init__()
-        self.config, self.vocab_size = config, target_size
-        self.unk, self.pad, self.bos, self.eos = unk, pad, bos, eos
+        super().__init__(target_size, **special)
+        self.config = config
         self.causal = config.kind == "causal"
         self.attention_map = attention_map(config.attention_map)
-        self._build_embeddings(source_size, target_size, pad)
+        self._build_embeddings(source_size, target_size)
         shape = {
             "norm": config.norm,
             "activation": config.activation,
@@ -130,11 +125,11 @@ class Transformer(nn.Module):
             self.block = nn.Sequential(nn.Linear(config.width, config.width), nn.GELU(), norm)
         self.pointer = Pointer(config.width) if config.pointer else None
         self.dropout = Dropout(config.dropout)
-        self._build_masks(source_size, features, (pad, bos) if forbidden is None else forbidden)
+        self._build_features(source_size, features)
         self._build_copies(source_size, copies)
 
-    def _build_embeddings(self, source_size: int, target_size: int, pad: int) -> None:
-        config, width = self.config, self.config.width
+    def _build_embeddings(self, source_size: int, target_size: int) -> None:
+        config, width, pad = self.config, self.config.width, self.pad
         if config.shared and source_size != target_size:
             raise ConfigError(
                 f"model.shared needs one alphabet, got {source_size} source and {target_size} target symbols"
@@ -167,15 +162,7 @@ class Transformer(nn.Module):
                 RelativeBias(config.heads, **size, both=both) for both in (True, False)
             )
 
-    def _build_masks(self, source_size: int, features: Sequence[int], forbidden: Sequence[int]) -> None:
-        never, unread = torch.zeros(self.vocab_size), torch.zeros(self.vocab_size)
-        never[list(forbidden)] = -torch.inf
-        if self.unk is not None:
-            unread[self.unk] = -torch.inf
-        self.never: Tensor  # -inf where no symbol may ever stand
-        self.unread: Tensor  # -inf at the unknown symbol
-        self.register_buffer("never", never, persistent=False)
-        self.register_buffer("unread", unread, persistent=False)
+    def _build_features(self, source_size: int, features: Sequence[int]) -> None:
         self.features = tuple(features)
         self.counted_from = 1 if self.features else 0  # position of the first source symbol that is no tag
         self.is_feature: Tensor | None
@@ -301,23 +288,17 @@ class Transformer(nn.Module):
     def forward(
         self, source: Padded, target: Padded, *, teacher_forcing: float = 1.0, items: Tensor | None = None
     ) -> Tensor:
-        """Logits ``(B, T, V)`` of each target position; log-probabilities where the model has a pointer.
+        """Logits ``(B, T, V)``; log-probabilities where the model has a pointer.
 
-        With ``items (N,)`` there are N targets, of which target n belongs to source ``items[n]``: a source with
-        several targets is read once, with one draw of dropout, and the result is ``(N, T, V)``.
-
-        Below 1, ``teacher_forcing`` is the probability that a position is fed the true previous symbol; else it is
-        fed the model's best guess there. Guesses come from a first pass over the true target without gradients
-        (Mihaylova and Martins, 2019), so that training costs two passes and not T steps. Coins come from torch's
-        global generator.
+        The guesses below ``teacher_forcing`` 1 come from a first pass over the true target without gradients
+        (Mihaylova and Martins, 2019), so that training costs two passes and not T steps.
         """
-        first = target.tokens.new_full((target.size, 1), self.bos)
-        fed = torch.cat((first, target.tokens[:, :-1]), dim=1)
+        fed = self.fed(target)
         if teacher_forcing < 1:
             with torch.no_grad():
                 guesses = self._forced(source, fed, items=items).argmax(dim=2)[:, :-1]
             coins = torch.rand(guesses.shape, device=fed.device) < teacher_forcing
-            fed = torch.cat((first, torch.where(coins, fed[:, 1:], guesses)), dim=1)
+            fed = torch.cat((fed[:, :1], torch.where(coins, fed[:, 1:], guesses)), dim=1)
         return self._forced(source, fed, items=items)
 
     def _forced(self, source: Padded, fed: Tensor, *, weigh: bool = False, items: Tensor | None = None) -> Tensor:
@@ -398,28 +379,13 @@ class Transformer(nn.Module):
         said = self.logits(states).log_softmax(dim=-1)
         return self.pointer(said, states, contexts, inputs, weights=weights, copies=copies) + self.never
 
-    def normalise(self, logits: Tensor) -> Tensor:
-        """Log-probabilities of what :meth:`forward` gave; the unknown symbol, a reading aid, takes none of them."""
-        return (logits + self.unread).log_softmax(dim=-1)
-
-    def log_prob(self, source: Padded, target: Padded) -> Tensor:
-        """``(B,)`` log p(y | x); targets end with eos. A target with an unknown symbol has probability 0."""
-        log_probs = self.normalise(self(source, target))
-        chosen = log_probs.gather(2, target.tokens.unsqueeze(2)).squeeze(2)
-        return chosen.masked_fill(~target.mask, 0.0).sum(dim=1)
-
-    def energy(self, source: Padded, target: Padded) -> Tensor:
-        """``(B,)`` E(x, y) = -log p(y | x)."""
-        return -self.log_prob(source, target)
-
     def attention_weights(self, source: Padded, target: Padded) -> Tensor:
         """``(B, T, S)`` where the last layer looked in the source, averaged over heads; each row sums to one.
 
         In a causal model they are the attention map over the source part alone: with the softmax, the weights there
         scaled to sum to one. Eval mode is the caller's.
         """
-        first = target.tokens.new_full((target.size, 1), self.bos)
-        return self._forced(source, torch.cat((first, target.tokens[:, :-1]), dim=1), weigh=True)
+        return self._forced(source, self.fed(target), weigh=True)
 
     @property
     def device(self) -> torch.device:

@@ -34,7 +34,7 @@ from thalweg.tasks.classify.config import ClassifyConfig
 from thalweg.tasks.classify.pictures import draw_confusion, draw_mistakes, draw_reliability, pictures
 from thalweg.tasks.classify.training import open_images, told
 from thalweg.tasks.config import config_from
-from thalweg.tasks.names import check_name, file_name
+from thalweg.tasks.names import evaluation_folder
 from thalweg.tasks.runs import Listener
 
 
@@ -124,10 +124,9 @@ def evaluate(
     ...
     thalweg.errors.CheckpointError: absent/model.safetensors: expected a checkpoint, got no such file; ...
     """
-    if name is not None:
-        check_name(name, "the name of an evaluation")
     classifier = load_classifier(run, device=device)
     split, label = named_images(classifier, spec, root=root, listener=listener)
+    directory = evaluation_folder(run, name, label.replace("/", "-"))
     began = time.perf_counter()
     log_probs = classifier.log_probs(split)
     speed = len(split) / (time.perf_counter() - began)
@@ -137,9 +136,8 @@ def evaluate(
     tally = ClassTally(log_probs, split.labels, ks=ks)
     matrix = confusion_matrix(log_probs.argmax(1), split.labels, len(classifier.classes))
     temperature, calibrated, tables = _calibration(classifier, split, log_probs, root, is_val=label == "val")
-    home = Path(run).parent if Path(run).is_file() else Path(run)
     result = ClassEvaluation(
-        home / "evaluation" / (name or file_name(label.replace("/", "-"))),
+        directory,
         spec,
         scored(tally),
         len(split),
@@ -148,12 +146,7 @@ def evaluate(
         matrix,
         temperature,
         calibrated,
-        measured=Measured(
-            sources=tuple(split.files),
-            references=tuple((classifier.classes[label],) for label in split.labels.tolist()),
-            answers=tuple(classifier.classes[best] for best in log_probs.argmax(1).tolist()),
-            tally=tally,
-        ),
+        measured=_measured(classifier.classes, split, log_probs, tally),
     )
     facts = {
         **result.to_json(),
@@ -162,14 +155,23 @@ def evaluate(
         "reliability": tables,
         "version": thalweg.__version__,
     }
-    write_text(result.directory / "metrics.json", json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
-    _write_predictions(result.directory, classifier, split, log_probs, k)
+    write_text(directory / "metrics.json", json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+    _write_predictions(directory, classifier, split, log_probs, k)
     shown = pictures(classifier, split, log_probs)
-    write_text(result.directory / "pictures.json", json.dumps(shown, ensure_ascii=False) + "\n")
-    draw_confusion(result.directory / "confusion.png", matrix, classifier.classes)
-    draw_mistakes(result.directory / "mistakes.png", split, log_probs, classifier.classes)
-    draw_reliability(result.directory / "reliability.png", tables)
+    write_text(directory / "pictures.json", json.dumps(shown, ensure_ascii=False) + "\n")
+    draw_confusion(directory / "confusion.png", matrix, classifier.classes)
+    draw_mistakes(directory / "mistakes.png", split, log_probs, classifier.classes)
+    draw_reliability(directory / "reliability.png", tables)
     return result
+
+
+def _measured(classes: tuple[str, ...], split: ImageSplit, log_probs: Tensor, tally: ClassTally) -> Measured:
+    return Measured(
+        sources=tuple(split.files),
+        references=tuple((classes[label],) for label in split.labels.tolist()),
+        answers=tuple(classes[best] for best in log_probs.argmax(1).tolist()),
+        tally=tally,
+    )
 
 
 def named_images(

@@ -14,7 +14,7 @@ from thalweg.limits import SIDE
 from thalweg.tasks.base import Shown, Task
 from thalweg.tasks.classify.classifier import Classifier, ClassPrediction, build_classifier, load_classifier
 from thalweg.tasks.classify.config import DEFAULT_PRESET, IMAGE_PRESETS, ClassifyConfig
-from thalweg.tasks.runs import Listener, TrainResult
+from thalweg.tasks.runs import Listener, RunLog, TrainResult
 
 if TYPE_CHECKING:
     from thalweg.tasks.classify.evaluation import ClassEvaluation
@@ -32,6 +32,7 @@ class Classification(Task):
 
     name = "classify"
     about = "images to classes, from folders of images"
+    noun = "classification"
     items = "images"
     kind = ClassifyConfig
     data = "data.path"
@@ -52,11 +53,11 @@ class Classification(Task):
         """Folders, zips, and the digits that are always there."""
         return Path(word).is_dir() or word.endswith(".zip") or word == "digits"
 
-    def train(self, config: ClassifyConfig, out: str | Path, **options: Any) -> TrainResult:
+    def fit(self, config: ClassifyConfig, log: RunLog, root: Path | None) -> TrainResult:
         """Train on images."""
-        from thalweg.tasks.classify.training import train
+        from thalweg.tasks.classify.training import fit
 
-        return train(config, out, **options)
+        return fit(config, log, root)
 
     def load(self, run: str | Path, *, device: str = "auto", **options: Any) -> Classifier:
         """The best network with its classes."""

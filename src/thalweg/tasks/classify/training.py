@@ -17,8 +17,8 @@ from thalweg.data.images.reading import ImageData, ImageSplit, channel_statistic
 from thalweg.energies.convnet.model import ConvNet
 from thalweg.errors import ConfigError, DataError
 from thalweg.learning.losses.classes import ClassLoss
-from thalweg.learning.trainer import Watch, resolve_device
-from thalweg.limits import check_threads, within_memory
+from thalweg.learning.trainer import resolve_device
+from thalweg.limits import within_memory
 from thalweg.metrics.classification import score_classes
 from thalweg.tasks.classify.classifier import Classifier, build_classifier
 from thalweg.tasks.classify.config import ClassifyConfig, ImageDataConfig
@@ -29,26 +29,16 @@ SHOWN = 10
 
 
 @within_memory("lower training.batch_size, data.size or the sizes of the model")
-def train(
-    config: ClassifyConfig,
-    out: str | Path,
-    *,
-    resume: bool = False,
-    listener: Listener | None = None,
-    root: Path | None = None,
-    watch: Watch | None = None,
-) -> TrainResult:
-    """Train a network on images; arguments as those of :meth:`~thalweg.tasks.base.Task.train`.
+def fit(config: ClassifyConfig, log: RunLog, root: Path | None = None) -> TrainResult:
+    """Train a network on images; see :meth:`~thalweg.tasks.base.Task.fit`.
 
-    >>> train(ClassifyConfig(), "runs/landscapes")
+    >>> fit(ClassifyConfig(), RunLog("runs/landscapes"))
     Traceback (most recent call last):
     ...
     thalweg.errors.ConfigError: no images: give a folder, a zip or `digits`, or `data.path` in the config
     """
-    check_threads(config.training.threads)
-    log = RunLog(out, listener, resume=resume, unit="images", noun="classification")
     device = resolve_device(config.training.device)
-    data = open_images(config.data, root=root, listener=listener)
+    data = open_images(config.data, root=root, listener=log.listener)
     training, dev = data.train, data.val
     if dev is None:
         raise DataError(
@@ -71,7 +61,7 @@ def train(
     )
     facts = _facts(data, training, dev, config)
     evaluate = _dev_evaluator(Classifier(model, data.classes, mean, std), dev)
-    parts = {"loss": ClassLoss(config.training), "evaluate": evaluate, "watch": watch}
+    parts = {"loss": ClassLoss(config.training), "evaluate": evaluate}
     with _fast_convolutions(device):
         return log.train(model, batches, config, meta=meta, facts=facts, told={"lines": _lines(facts)}, **parts)
 

@@ -19,7 +19,8 @@ from thalweg.metrics import Means, Measure, scored
 from thalweg.tasks.base import Evaluation, Measured, Shown, Task
 from thalweg.tasks.density.config import PRESETS, DensityConfig
 from thalweg.tasks.density.model import Density, Rating, build_estimator, load_density
-from thalweg.tasks.runs import Listener, TrainResult
+from thalweg.tasks.names import evaluation_folder
+from thalweg.tasks.runs import Listener, RunLog, TrainResult
 
 if TYPE_CHECKING:
     from thalweg.tasks.density.report import DensityReport
@@ -43,6 +44,7 @@ class DensityTask(Task):
 
     name = "density"
     about = "a density of rows of numbers, and which rows are unusual"
+    noun = "density"
     items = "rows"
     kind = DensityConfig
     data = "data.path"
@@ -56,11 +58,11 @@ class DensityTask(Task):
         """Tables and arrays."""
         return word.endswith((".csv", ".npy"))
 
-    def train(self, config: DensityConfig, out: str | Path, **options: Any) -> TrainResult:
+    def fit(self, config: DensityConfig, log: RunLog, root: Path | None) -> TrainResult:
         """Fit to a table."""
-        from thalweg.tasks.density.training import train
+        from thalweg.tasks.density.training import fit
 
-        return train(config, out, **options)
+        return fit(config, log)
 
     def load(self, run: str | Path, *, device: str = "auto", **options: Any) -> Density:
         """The best model; ``predict`` takes a table or the name of a file."""
@@ -83,6 +85,7 @@ class DensityTask(Task):
         self.check_options(options)
         model, config = load_density(run, device=device)
         table = read_table(data or config.data.path, sequence=config.data.sequence)
+        folder = evaluation_folder(run, name, Path(table.path).stem)
         began = time.perf_counter()
         ratings = list(model.predict(table, k))
         speed = len(ratings) / max(time.perf_counter() - began, 1e-9)
@@ -94,7 +97,6 @@ class DensityTask(Task):
             answers=tuple(f"log density {rating.log_density:.4f}" for rating in ratings),
             tally=tally,
         )
-        folder = Path(run) / "evaluation" / (name or Path(table.path).stem)
         result = Evaluation(folder, table.path, scored(tally), len(ratings), speed, measured=measured)
         lines = "".join(json.dumps(rating.to_json()) + "\n" for rating in ratings)
         write_atomically(folder / "predictions.jsonl", lines.encode())

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -20,37 +19,27 @@ from thalweg.energies.mixture.model import GaussianMixture
 from thalweg.energies.variational.model import VAE
 from thalweg.errors import ConfigError, DataError
 from thalweg.learning.settings import Moment
-from thalweg.learning.trainer import Watch, resolve_device
-from thalweg.limits import check_threads, within_memory
+from thalweg.learning.trainer import resolve_device
+from thalweg.limits import within_memory
 from thalweg.tasks.density.config import DensityConfig, HMMShape, MixtureShape, VAEShape
 from thalweg.tasks.density.model import Density, build_estimator
-from thalweg.tasks.runs import Listener, RunLog, TrainResult, meta_of
+from thalweg.tasks.runs import RunLog, TrainResult, meta_of
 
 # Iterations that a start is tried for.
 _TRIED = 5
 
 
 @within_memory("lower training.batch_size or the sizes of the model")
-def train(
-    config: DensityConfig,
-    out: str | Path,
-    *,
-    resume: bool = False,
-    listener: Listener | None = None,
-    root: Path | None = None,
-    watch: Watch | None = None,
-) -> TrainResult:
-    """Fit a density to a table; arguments as those of :meth:`~thalweg.tasks.base.Task.train`.
+def fit(config: DensityConfig, log: RunLog) -> TrainResult:
+    """Fit a density to a table; see :meth:`~thalweg.tasks.base.Task.fit`.
 
-    >>> train(DensityConfig(), "runs/x")
+    >>> fit(DensityConfig(), RunLog("runs/x"))
     Traceback (most recent call last):
     ...
     thalweg.errors.ConfigError: no numbers: give a CSV file or a .npy, or `data.path` in the config
     """
     if not config.data.path:
         raise ConfigError("no numbers: give a CSV file or a .npy, or `data.path` in the config")
-    check_threads(config.training.threads)
-    log = RunLog(out, listener, resume=resume, unit="rows", noun="density")
     device = torch.device(resolve_device(config.training.device))
     table = read_table(config.data.path, sequence=config.data.sequence)
     training, dev = _split(table, config)
@@ -73,11 +62,12 @@ def train(
         facts=facts,
         loss=_bound if gradient else Climb(model, training),
         evaluate=lambda raw: {"nll": -float(np.mean(cast(Density, raw).learn_levels(dev)))},
-        watch=watch,
         told={"lines": [f"{split:<7} {facts[split]['summary']}" for split in ("train", "dev")]},
     )
-    if not gradient and listener is not None and (wrong := getattr(model.estimator, "degenerate_", None)):
-        listener({"event": "message", "message": f"degenerate parts: {_said(wrong)}; ask for fewer, or other seeds"})
+    if not gradient and log.listener and (wrong := getattr(model.estimator, "degenerate_", None)):
+        log.listener(
+            {"event": "message", "message": f"degenerate parts: {_said(wrong)}; ask for fewer, or other seeds"}
+        )
     return result
 
 

@@ -19,7 +19,6 @@ from thalweg.diagnostics.jacobians import SpanReport
 from thalweg.diagnostics.normalisation import NormalisationReport
 from thalweg.diagnostics.saturation import SaturationReport, saturation
 from thalweg.errors import ConfigError
-from thalweg.learning.optimisers import build_optimiser
 from thalweg.tasks.diagnosis.remedies import Remedies
 from thalweg.tasks.diagnosis.subject import Subject
 
@@ -244,16 +243,7 @@ def train_a_little(
     with torch.random.fork_rng(devices=devices), torch.enable_grad():
         torch.manual_seed(training.seed)
         model = copy.deepcopy(subject.model).train()
-        optimiser = build_optimiser(
-            training.optimiser,
-            model,
-            learning_rate=training.learning_rate,
-            weight_decay=training.weight_decay,
-            decay=training.decay,
-            momentum=training.momentum,
-            beta2=training.beta2,
-            fused=False,
-        )
+        optimiser = training.optimiser_of(model, fused=False)
         meter = DecayMeter(model, optimiser)
         before: dict[str, Tensor] = {}
         for n in range(steps):

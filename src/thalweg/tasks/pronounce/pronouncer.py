@@ -9,13 +9,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from thalweg.errors import ConfigError, DataError
-from thalweg.limits import ANSWERS, COUNT, LENGTH
+from thalweg.errors import ConfigError
 from thalweg.tasks.pronounce.dictionary import pronunciations
 from thalweg.tasks.pronounce.reading import read
 from thalweg.tasks.transduce.answers import Answer, Prediction, Source, join_answers
 from thalweg.tasks.transduce.search_settings import SearchConfig
-from thalweg.tasks.transduce.transducer import Transducer
+from thalweg.tasks.transduce.transducer import Transducer, as_source, check_asked
 
 DICTIONARY, MODEL = "dictionary", "model"
 """Where an answer is from."""
@@ -99,10 +98,7 @@ class Pronouncer(Transducer):
         """
         if unknown != "report":
             raise ConfigError(f"unknown must be `report` for pronunciations, got `{unknown}`")
-        if not 1 <= k <= ANSWERS:
-            raise ConfigError(f"k must be at least 1 and at most {ANSWERS:,}, got {k}")
-        if not 1 <= batch_size <= COUNT:
-            raise ConfigError(f"batch_size must be at least 1 and at most {COUNT:,}, got {batch_size}")
+        check_asked(k, batch_size)
         waiting, known = iter(texts), pronunciations()
         while chunk := [self._text(text) for text in itertools.islice(waiting, batch_size)]:
             read_out = [read(text, known) for text in chunk]
@@ -114,14 +110,10 @@ class Pronouncer(Transducer):
                 yield Pronunciation(text, self._together(words, k), reading.unread, words=words)
 
     def _text(self, text: str | Source) -> str:
-        source = Source(text) if isinstance(text, str) else text
+        source = as_source(text)
         if source.features:
             raise ConfigError(
                 f"this model reads no features, got `{';'.join(source.features)}` with `{source.text}`; leave them out"
-            )
-        if len(source.text) > LENGTH:
-            raise DataError(
-                f"expected a text of at most {LENGTH:,} characters, got {len(source.text):,}; shorten or split it"
             )
         return source.text
 

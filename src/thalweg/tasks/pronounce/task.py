@@ -54,9 +54,6 @@ class Pronouncing(Transduction):
 
         return WordServant
 
-    def _usual(self, run: str | Path) -> dict[str, Any]:
-        return super()._usual(folder_of(run))
-
 
 TASK = Pronouncing()
 """The task."""

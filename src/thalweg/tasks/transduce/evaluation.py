@@ -6,9 +6,10 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -22,7 +23,7 @@ from thalweg.inference import Hypotheses, OptimalityReport
 from thalweg.metrics import closest_reference, confusions, scored, worst
 from thalweg.metrics.strings import StringTally, Words
 from thalweg.tasks.base import Evaluation, Measured
-from thalweg.tasks.names import check_name, file_name
+from thalweg.tasks.names import evaluation_folder
 from thalweg.tasks.transduce.answers import Answer, Prediction, Source
 from thalweg.tasks.transduce.codec import Codec, Piece, is_tag
 from thalweg.tasks.transduce.ensembles import open_runs
@@ -95,8 +96,8 @@ def evaluate(
     run: str | Path,
     spec: str,
     *,
-    k: int = 5,
-    how: SearchConfig | None = None,
+    k: int | None = None,
+    how: SearchConfig | Mapping[str, Any] = MappingProxyType({}),
     references: Literal["each", "any"] = "each",
     name: str | None = None,
     device: str = "auto",
@@ -110,8 +111,9 @@ def evaluate(
 
     Args:
         spec: TSV file or ``NAME:SPLIT``.
-        k: answers per source; WER@k is given for 1 < k' <= k among 3, 5, 10 and k itself.
-        how: the search; beam of width 5 by default.
+        k: answers per source, by default 5 or as many as a checkpoint's own beam is wide; WER@k is given for
+            1 < k' <= k among 3, 5, 10 and k itself.
+        how: the search, or some settings of it; others are as the run's own, a beam of width 5 as a rule.
         references: ``each`` counts every line; ``any`` counts each source once and accepts any of its targets.
         precision: ``float32``; on the CPU also ``bf16`` or ``int8``.
         ensemble: runs that answer with this one; vote: by a vote instead of the mean of their probabilities.
@@ -125,57 +127,40 @@ def evaluate(
     """
     if references not in ("each", "any"):
         raise ConfigError(f"references must be `each` or `any`, got `{references}`")
-    if name is not None:
-        check_name(name, "the name of an evaluation")
+    directory = evaluation_folder(run, name, _stem(spec))
     transducer = open_runs([run, *ensemble], vote=vote, precision=precision, device=device)
-    how = how or transducer.usual
+    how = transducer.settled(how)
+    k = min(5, transducer.usual.width) if k is None else k
     k = 1 if how.search in ("greedy", "exact") else k
     pairs = open_pairs(spec, root, features=transducer.featured)
     items = _items(pairs, references)
     began = time.perf_counter()
     predictions = list(_predict(transducer, items, k, how, listener))
     speed = len(items) / (time.perf_counter() - began)
-
     exact = None
     if how.search == "exact" and not vote:
         beam = _predict(transducer, items, 1, dataclasses.replace(how, search="beam"), None)
         exact = OptimalityReport.compare(_first(predictions), _first(beam), width=how.width)
-    side = transducer.target
-    answers = [[side.counted(answer.symbols) for answer in p.answers] for p in predictions]
-    gold = [[side.units(text) for text in item.references] for item in items]
+    found = _Answered.of(transducer, items, predictions)
     ks = sorted({n for n in (3, 5, 10, k) if 1 < n <= k})
-    tally = tally_of(side, answers, gold, ks, words_of(side, pairs.targets()))
-    scores = scored(tally)
-    measured = Measured(
-        sources=tuple(_named(item) for item in items),
-        references=tuple(item.references for item in items),
-        answers=tuple(side.join_units(best[0]) if best else "" for best in answers),
-        tally=tally,
-    )
-
-    home = Path(run).parent if Path(run).is_file() else Path(run)
-    directory = home / "evaluation" / (name or _stem(spec))
+    measured = found.measured(ks, words_of(transducer.target, pairs.targets()))
+    scores = scored(measured.tally)
+    result = PairEvaluation(directory, spec, scores, len(items), speed, how.search, exact, measured=measured)
     facts = {
         "file": spec,
         "pairs": len(pairs),
-        "items": len(items),
         "search": {**dataclasses.asdict(how), "name": how.search, "k": k},
         "references": references,
-        "scores": {key: score.to_json() for key, score in scores.items()},
-        "words_per_second": speed,
+        **result.to_json(),
         "version": thalweg.__version__,
     }
-    if exact:
-        facts["exact"] = _shares(exact)
     if ensemble:
         facts["ensemble"] = {"runs": [str(run) for run in ensemble], "vote": vote}
     if precision != "float32":
         facts["precision"] = precision
     write_text(directory / "metrics.json", json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
-    _write_predictions(directory, items, predictions, answers, gold)
-    _write_tables(directory, items, answers, gold, transducer)
-    _write_attention(directory, transducer, items, predictions, answers, gold)
-    return PairEvaluation(directory, spec, scores, len(items), speed, how.search, exact, measured=measured)
+    found.write(directory)
+    return result
 
 
 def tally_of(
@@ -207,8 +192,8 @@ def _named(item: _Item) -> str:
 def _stem(spec: str) -> str:
     name, colon, split = spec.rpartition(":")
     if colon and not Path(spec).exists():
-        return file_name(f"{name.replace('/', '-')}-{split}")
-    return file_name(Path(spec).name.removesuffix(".gz").removesuffix(".tsv")) if spec != "-" else "stdin"
+        return f"{name.replace('/', '-')}-{split}"
+    return Path(spec).name.removesuffix(".gz").removesuffix(".tsv") if spec != "-" else "stdin"
 
 
 def _items(pairs: PairFile, references: str) -> list[_Item]:
@@ -246,82 +231,87 @@ def _predict(
         yield prediction
 
 
-def _write_predictions(
-    directory: Path,
-    items: list[_Item],
-    predictions: list[Prediction],
-    answers: list[list[tuple[str, ...]]],
-    gold: list[list[tuple[str, ...]]],
-) -> None:
-    lines = []
-    for item, prediction, best, references in zip(items, predictions, answers, gold, strict=True):
-        _, edits = closest_reference(best[0] if best else (), references)
-        record = {
-            "source": item.source,
-            **({"features": list(item.features)} if item.features else {}),
-            "references": list(item.references),
-            "answers": [answer.to_json() for answer in prediction.answers],
-            "correct": edits == 0,
-            "edits": edits,
-        }
-        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
-    write_text(directory / "predictions.jsonl", "".join(lines))
+@dataclass(frozen=True)
+class _Answered:
+    """What a transducer said of each item; answers, and what is right (``gold``), cut into units."""
 
+    transducer: Transducer
+    items: list[_Item]
+    predictions: list[Prediction]
+    answers: list[list[Piece]]
+    gold: list[list[Piece]]
 
-def _write_tables(
-    directory: Path,
-    items: list[_Item],
-    answers: list[list[tuple[str, ...]]],
-    gold: list[list[tuple[str, ...]]],
-    transducer: Transducer,
-) -> None:
-    join = transducer.target.join_units
-    rows = ["source\treferences\tprediction\tedits\n"]
-    for mistake in worst(answers, gold, limit=200):
-        item = items[mistake.item]
-        rows.append(f"{_named(item)}\t{' | '.join(item.references)}\t{join(mistake.hypothesis)}\t{mistake.edits}\n")
-    write_text(directory / "worst.tsv", "".join(rows))
-    rows = ["gold\tpredicted\tcount\n"]
-    for confusion in confusions(answers, gold):
-        rows.append(f"{confusion.gold or GAP}\t{confusion.predicted or GAP}\t{confusion.count}\n")
-    write_text(directory / "confusions.tsv", "".join(rows))
+    @classmethod
+    def of(cls, transducer: Transducer, items: list[_Item], predictions: list[Prediction]) -> _Answered:
+        side = transducer.target
+        answers = [[side.counted(answer.symbols) for answer in p.answers] for p in predictions]
+        gold = [[side.units(text) for text in item.references] for item in items]
+        return cls(transducer, items, predictions, answers, gold)
 
-
-def _write_attention(
-    directory: Path,
-    transducer: Transducer,
-    items: list[_Item],
-    predictions: list[Prediction],
-    answers: list[list[tuple[str, ...]]],
-    gold: list[list[tuple[str, ...]]],
-) -> None:
-    """Where the model looked, for a few right and a few wrong answers spread over the file."""
-    path = directory / "attention.json"
-    path.unlink(missing_ok=True)
-    right = [n for n, (best, refs) in enumerate(zip(answers, gold, strict=True)) if best and best[0] in refs]
-    chosen_right = set(right)
-    wrong = [n for n in range(len(items)) if n not in chosen_right and predictions[n].answers]
-    chosen = _spread(right, PICTURES // 2) + _spread(wrong, PICTURES // 2)
-    side = transducer.source
-    shown = [
-        ((*side.tags(items[n].features), *side.symbols.split(items[n].source)), predictions[n].answers[0])
-        for n in chosen
-    ]
-    pictures = []
-    for n, (source, answer), weights in zip(chosen, shown, transducer.attend(shown), strict=True):
-        if weights is None:
-            continue
-        ending = ("</s>",) if answer.finished else ()
-        pictures.append(
-            {
-                "source": [symbol.strip() if is_tag(symbol) else symbol for symbol in source],
-                "prediction": [*answer.symbols, *ending],
-                "reference": items[n].references[0],
-                "weights": [[round(w, 4) for w in row] for row in weights],
-            }
+    def measured(self, ks: Sequence[int], words: Words) -> Measured:
+        side = self.transducer.target
+        return Measured(
+            sources=tuple(_named(item) for item in self.items),
+            references=tuple(item.references for item in self.items),
+            answers=tuple(side.join_units(best[0]) if best else "" for best in self.answers),
+            tally=tally_of(side, self.answers, self.gold, ks, words),
         )
-    if pictures:
-        write_text(path, json.dumps(pictures, ensure_ascii=False) + "\n")
+
+    def write(self, directory: Path) -> None:
+        """All files but that of the figures."""
+        write_text(directory / "predictions.jsonl", "".join(self._records()))
+        write_text(directory / "worst.tsv", "".join(self._mistakes()))
+        found = confusions(self.answers, self.gold)
+        rows = (f"{each.gold or GAP}\t{each.predicted or GAP}\t{each.count}\n" for each in found)
+        write_text(directory / "confusions.tsv", "".join(["gold\tpredicted\tcount\n", *rows]))
+        path = directory / "attention.json"
+        path.unlink(missing_ok=True)
+        if pictures := self._pictures():
+            write_text(path, json.dumps(pictures, ensure_ascii=False) + "\n")
+
+    def _records(self) -> Iterator[str]:
+        for item, prediction, best, gold in zip(self.items, self.predictions, self.answers, self.gold, strict=True):
+            _, edits = closest_reference(best[0] if best else (), gold)
+            record = {
+                "source": item.source,
+                **({"features": list(item.features)} if item.features else {}),
+                "references": list(item.references),
+                "answers": [answer.to_json() for answer in prediction.answers],
+                "correct": edits == 0,
+                "edits": edits,
+            }
+            yield json.dumps(record, ensure_ascii=False) + "\n"
+
+    def _mistakes(self) -> Iterator[str]:
+        yield "source\treferences\tprediction\tedits\n"
+        join = self.transducer.target.join_units
+        for mistake in worst(self.answers, self.gold, limit=200):
+            item = self.items[mistake.item]
+            yield f"{_named(item)}\t{' | '.join(item.references)}\t{join(mistake.hypothesis)}\t{mistake.edits}\n"
+
+    def _pictures(self) -> list[dict[str, Any]]:
+        """Where the model looked, for a few right and a few wrong answers spread over the file."""
+        both = enumerate(zip(self.answers, self.gold, strict=True))
+        right = [n for n, (best, gold) in both if best and best[0] in gold]
+        wrong = sorted({n for n, prediction in enumerate(self.predictions) if prediction.answers} - set(right))
+        rows = _spread(right, PICTURES // 2) + _spread(wrong, PICTURES // 2)
+        chosen, side = [self.items[n] for n in rows], self.transducer.source
+        symbols = [(*side.tags(item.features), *side.symbols.split(item.source)) for item in chosen]
+        shown = [(source, self.predictions[n].answers[0]) for source, n in zip(symbols, rows, strict=True)]
+        pictures = []
+        for item, (source, answer), weights in zip(chosen, shown, self.transducer.attend(shown), strict=True):
+            if weights is None:
+                continue
+            ending = ("</s>",) if answer.finished else ()
+            pictures.append(
+                {
+                    "source": [symbol.strip() if is_tag(symbol) else symbol for symbol in source],
+                    "prediction": [*answer.symbols, *ending],
+                    "reference": item.references[0],
+                    "weights": [[round(w, 4) for w in row] for row in weights],
+                }
+            )
+        return pictures
 
 
 def _spread(rows: list[int], count: int) -> list[int]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from thalweg.data.text.readers import read_sources, read_tagged_sources, split_tags
 from thalweg.errors import ConfigError
@@ -21,7 +21,7 @@ def predict_lines(
     files: Sequence[str] = (),
     *,
     k: int = 1,
-    how: SearchConfig,
+    how: SearchConfig | Mapping[str, Any],
     device: str = "auto",
     precision: str = "float32",
     ensemble: Sequence[str | Path] = (),
@@ -38,6 +38,7 @@ def predict_lines(
 
     Args:
         files: one at most, with a source a line; ``-`` or none is standard input.
+        how: the search, or some settings of it; others are as the run's own.
         text: sources instead of a file; features: tags of each, or of all.
         tree: where the beam of the first source is drawn.
         batch_size: lines read ahead; by default what suits the place that they come from.
@@ -45,7 +46,7 @@ def predict_lines(
     Other arguments as for :meth:`~thalweg.tasks.transduce.transducer.Transducer.predict` and
     :func:`~thalweg.tasks.transduce.ensembles.open_runs`.
 
-    >>> next(predict_lines("absent", text=["a"], how=SearchConfig(search="beam"), features=["V"], files=["x.txt"]))
+    >>> next(predict_lines("absent", text=["a"], how={}, features=["V"], files=["x.txt"]))
     Traceback (most recent call last):
     ...
     thalweg.errors.ConfigError: give a file or --text, got both (`x.txt` and `a`)
@@ -59,12 +60,13 @@ def predict_lines(
         raise ConfigError(f"expected one file of sources, got {len(files)}: {', '.join(files)}")
     if features and not text:
         raise ConfigError("--features goes with --text; in a file the tags are the last column")
-    if tree is not None and how.search not in ("beam", "diverse"):
-        raise ConfigError(f"--tree draws a beam, got `{how.search}` search; use `--search beam`")
     if text and files:
         raise ConfigError(f"give a file or --text, got both (`{files[0]}` and `{text[0]}`)")
     texts = [_one_line(word) for word in text]
     transducer = open_runs([run, *ensemble], vote=vote, precision=precision, device=device)
+    how = transducer.settled(how)
+    if tree is not None and how.search not in ("beam", "diverse"):
+        raise ConfigError(f"--tree draws a beam, got `{how.search}` search; use `--search beam`")
     if transducer.featured and texts and not features:
         raise ConfigError(
             'this run reads tags beside the text; add `--features "V;PST"`, one for each --text or for all'

@@ -27,7 +27,7 @@ from thalweg.energies.pretrained.loading import (
 )
 from thalweg.energies.pretrained.model import Pretrained
 from thalweg.energies.pretrained.task_parameters import TaskParameters
-from thalweg.energies.transformer.families.files import read_json
+from thalweg.energies.transformer.checkpoints.files import read_json
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.tasks.transduce.codec import Codec
 

@@ -12,14 +12,14 @@ from torch import nn
 from thalweg.data import Alphabet, Symbols, pad
 from thalweg.errors import ConfigError
 from thalweg.tasks.base import Exported, Shown, Task
-from thalweg.tasks.runs import TrainResult
+from thalweg.tasks.runs import RunLog, TrainResult
 from thalweg.tasks.transduce.answers import Prediction
 from thalweg.tasks.transduce.codec import Codec
 from thalweg.tasks.transduce.config import TransduceConfig
 from thalweg.tasks.transduce.models import build_model
 from thalweg.tasks.transduce.presets import PRESETS
 from thalweg.tasks.transduce.search_settings import SearchConfig
-from thalweg.tasks.transduce.transducer import Transducer, load, search_of
+from thalweg.tasks.transduce.transducer import Transducer, load
 
 if TYPE_CHECKING:
     from thalweg.tasks.transduce.evaluation import PairEvaluation
@@ -40,6 +40,7 @@ class Transduction(Task):
 
     name = "transduce"
     about = "strings to strings, from pairs"
+    noun = "transduction"
     items = "pairs"
     kind = TransduceConfig
     data = "data.train"
@@ -59,11 +60,11 @@ class Transduction(Task):
         """Training and dev pairs."""
         return {key: value for key, value in ((self.data, data), ("data.dev", dev)) if value is not None}
 
-    def train(self, config: TransduceConfig, out: str | Path, **options: Any) -> TrainResult:
+    def fit(self, config: TransduceConfig, log: RunLog, root: Path | None) -> TrainResult:
         """Train on pairs of strings."""
-        from thalweg.tasks.transduce.training import train
+        from thalweg.tasks.transduce.training import fit
 
-        return train(config, out, **options)
+        return fit(config, log, root)
 
     def load(self, run: str | Path, *, device: str = "auto", precision: str = "float32", **options: Any) -> Transducer:
         """The best model, or all of an ensemble as one; on the CPU with ``precision`` ``bf16`` or ``int8``."""
@@ -78,16 +79,13 @@ class Transduction(Task):
 
         if data is None:
             raise ConfigError("no test pairs; give a file: `thalweg evaluate RUN test.tsv`")
-        usual = search_of(run)
-        # As many answers as a checkpoint's own beam is wide: more would widen it.
-        width = {"k": min(5, usual["width"])} if "width" in usual else {}
-        return evaluate(run, data, **{**width, **self._searching(usual, options)})
+        return evaluate(run, data, **self._searching(options))
 
     def predict(self, run: str | Path, inputs: Any = (), **options: Any) -> Iterator[Prediction]:
         """Answer the lines of a file; see :func:`~thalweg.tasks.transduce.prediction.predict_lines`."""
         from thalweg.tasks.transduce.prediction import predict_lines
 
-        return predict_lines(run, inputs, **self._searching(self._usual(run), options))
+        return predict_lines(run, inputs, **self._searching(options))
 
     def export(self, run: str | Path, out: str | Path, *, layout: str, **options: Any) -> Exported:
         """As ONNX files; see :func:`~thalweg.tasks.transduce.onnx_export.export_onnx`."""
@@ -97,12 +95,8 @@ class Transduction(Task):
             return super().export(run, out, layout=layout)
         return export_onnx(run, out, **options)
 
-    def _usual(self, run: str | Path) -> dict[str, Any]:
-        """How a run's checkpoint is searched where nothing else is said."""
-        return search_of(run)
-
-    def _searching(self, usual: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with those of a search as ``how``; what they leave open is as usual in the run's checkpoint."""
+    def _searching(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with those of a search as ``how``."""
         given = {key: value for key, value in options.items() if key in SEARCH}
         rest = {key: value for key, value in options.items() if key not in SEARCH}
         if "seed" in given:
@@ -112,7 +106,7 @@ class Transduction(Task):
             raise ConfigError(f"give the search as `how`, or its settings, got both (`{next(iter(given))}`)")
         if rest.get("vote") and not rest.get("ensemble"):
             raise ConfigError("--vote needs other runs to vote with; add `--ensemble RUN2`")
-        return {**rest, "how": how or SearchConfig(**{"search": "beam", **usual, **given})}
+        return {**rest, "how": given if how is None else how}
 
     def serving(self, run: str | Path, *, device: str = "auto") -> StringServant:
         """Words as they come, with any search that needs no file."""
@@ -121,7 +115,7 @@ class Transduction(Task):
         def searching(**given: Any) -> SearchConfig:
             if "seed" in given:
                 given["sampling_seed"] = given.pop("seed")
-            return SearchConfig(**{**dataclasses.asdict(transducer.usual), **given})
+            return transducer.settled(given)
 
         takes = self.takes & (SEARCH - {"lexicon"} | {"attention", "unknown"}) | {"k"}
         return self._servant()(transducer, searching, takes=takes, run=run)

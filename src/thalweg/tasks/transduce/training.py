@@ -27,8 +27,8 @@ from thalweg.errors import ConfigError, DataError
 from thalweg.learning.checkpoint import MODEL, load_checkpoint
 from thalweg.learning.losses import sequence_nll
 from thalweg.learning.losses.sequences import SequenceLoss
-from thalweg.learning.trainer import Watch, resolve_device
-from thalweg.limits import check_threads, within_memory
+from thalweg.learning.trainer import resolve_device
+from thalweg.limits import within_memory
 from thalweg.metrics import score_strings
 from thalweg.tasks.runs import Listener, RunLog, TrainResult, meta_of
 from thalweg.tasks.transduce.choosing import choose_model
@@ -45,38 +45,28 @@ _LOGITS = 2**27
 
 
 @within_memory("lower training.batch_size, the sizes of the model or search.width, or split the longest lines")
-def train(
-    config: TransduceConfig,
-    out: str | Path,
-    *,
-    resume: bool = False,
-    listener: Listener | None = None,
-    root: Path | None = None,
-    watch: Watch | None = None,
-) -> TrainResult:
-    """Train a model on pairs of strings; arguments as those of :meth:`~thalweg.tasks.base.Task.train`.
+def fit(config: TransduceConfig, log: RunLog, root: Path | None = None) -> TrainResult:
+    """Train a model on pairs of strings; see :meth:`~thalweg.tasks.base.Task.fit`.
 
-    Of an ensemble the first model's run is ``out`` itself, and those of the others are in ``out/members``.
+    Of an ensemble the first model's run is the log's own, and those of the others are in ``members`` there.
 
-    >>> train(TransduceConfig(), "runs/names")
+    >>> fit(TransduceConfig(), RunLog("runs/names"))
     Traceback (most recent call last):
     ...
     thalweg.errors.ConfigError: no training data: give `--data train.tsv` or `data.train` in the config
     """
-    check_threads(config.training.threads)
     splits = read_splits(config, root)
-    one = partial(_train_one, splits=splits, resume=resume, watch=watch)
-    result = one(config, out, listener=listener)
+    result = _fit_one(config, log, splits)
     first, count = config.training.seed, config.training.ensemble
     for n in range(1, count):
         if not result.reason:
             break
-        if listener is not None:
-            listener({"event": "member", "message": f"member  {n + 1} of {count}, seed {first + n}"})
+        if log.listener:
+            log.listener({"event": "member", "message": f"member  {n + 1} of {count}, seed {first + n}"})
         how = dataclasses.replace(config.training, ensemble=1, seed=first + n)
-        quiet = None if listener is None else partial(_without_lines, listener)
-        home = member_folder(out, n + 1)
-        found = one(dataclasses.replace(config, training=how), home, listener=quiet)
+        quiet = partial(_without_lines, log.listener) if log.listener else None
+        next_log = log.beside(member_folder(log.out, n + 1), quiet)
+        found = _fit_one(dataclasses.replace(config, training=how), next_log, splits)
         result = dataclasses.replace(result, reason=found.reason, seconds=result.seconds + found.seconds)
     return result
 
@@ -86,16 +76,7 @@ def _without_lines(listener: Listener, event: dict[str, Any]) -> None:
     listener({key: value for key, value in event.items() if key != "lines"})
 
 
-def _train_one(
-    config: TransduceConfig,
-    out: str | Path,
-    *,
-    splits: tuple[PairFile, PairFile],
-    resume: bool,
-    listener: Listener | None,
-    watch: Watch | None,
-) -> TrainResult:
-    log = RunLog(out, listener, resume=resume, unit="pairs", noun="transduction")
+def _fit_one(config: TransduceConfig, log: RunLog, splits: tuple[PairFile, PairFile]) -> TrainResult:
     training, dev = splits
     opened = open_sides(config, training)
     source, target = opened.source, opened.target
@@ -107,7 +88,7 @@ def _train_one(
     # Of a checkpoint the tokenizer has looked before.
     reach = fresh_reach(config.model) if isinstance(config.model, PretrainedConfig) and config.model.fresh else None
     _check_reach(training, examples, reach)
-    model = _first_model(config, opened, examples, Path(out), listener)
+    model = _first_model(config, opened, examples, log)
     longest = 1 + max(len(example.target) for example in examples)
     meta = meta_of(config, **write_sides(source, target), longest=longest, data=_digest(training))
     if isinstance(model, Pretrained):
@@ -121,8 +102,7 @@ def _train_one(
         return log.adopt(model, config, meta, facts, **told)
     loss = SequenceLoss(config.training, model, max_length=longest_answer(model, longest))
     evaluate = _dev_evaluator(config, source, target, dev, longest, meta, reach)
-    parts = {"loss": loss, "evaluate": evaluate, "watch": watch}
-    result = log.train(model, batches, config, meta=meta, facts=facts, told=told, **parts)
+    result = log.train(model, batches, config, meta=meta, facts=facts, told=told, loss=loss, evaluate=evaluate)
     if isinstance(model, Pretrained) and result.reason:
         model.load_state_dict(load_checkpoint(result.run / MODEL).tensors)
         save_network(model, source, target, result.run / FOLDER)
@@ -130,14 +110,14 @@ def _train_one(
 
 
 def _first_model(
-    config: TransduceConfig, sides: Sides, examples: Sequence[Example], out: Path, listener: Listener | None
+    config: TransduceConfig, sides: Sides, examples: Sequence[Example], log: RunLog
 ) -> Seq2Seq | Monotonic | Transformer | Pretrained:
     """The model as its training begins."""
     torch.manual_seed(config.training.seed)
     masked = None
     if isinstance(config.model, PretrainedConfig) and config.model.masked_epochs:
         texts = [text for example in examples for text in (example.source, example.target) if text]
-        masked = train_masked(config, sides.target, texts, out, listener)
+        masked = train_masked(config, sides.target, texts, log.out, log.listener)
         torch.manual_seed(config.training.seed)
     on_host = resolve_device(config.training.device) == "cpu"
     return build_model(config, sides.source, sides.target, trained=on_host, masked=masked)
@@ -157,7 +137,7 @@ class Prepared:
 
 
 def prepare(config: TransduceConfig, root: Path | None = None) -> Prepared:
-    """Read a config's training data as :func:`train` would.
+    """Read a config's training data as :func:`fit` would.
 
     >>> prepare(TransduceConfig())
     Traceback (most recent call last):

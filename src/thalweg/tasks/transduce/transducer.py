@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from thalweg.data import pad
-from thalweg.errors import CheckpointError, ConfigError, DataError
+from thalweg.errors import ConfigError, DataError
 from thalweg.files import write_atomically, writing
 from thalweg.inference import Hypotheses, Partial, Trie, stream
 from thalweg.layers.padded import Padded
-from thalweg.learning.checkpoint import MODEL, load_checkpoint
+from thalweg.learning.checkpoint import MODEL
 from thalweg.learning.trainer import resolve_device
 from thalweg.limits import ANSWERS, COUNT, LENGTH, within_memory
 from thalweg.tasks.runs import opened
@@ -76,7 +76,13 @@ class Transducer:
     @property
     def usual(self) -> SearchConfig:
         """The search where none is asked for: a beam, as wide and as long as a checkpoint's authors have it."""
-        return SearchConfig(**{"search": "beam", **self.meta.get("search", {})})
+        return self.settled({})
+
+    def settled(self, how: SearchConfig | Mapping[str, Any]) -> SearchConfig:
+        """The search of some settings; what they leave open is as in :attr:`usual`."""
+        if isinstance(how, SearchConfig):
+            return how
+        return SearchConfig(**{"search": "beam", **self.meta.get("search", {}), **how})
 
     @property
     def featured(self) -> bool:
@@ -147,10 +153,7 @@ class Transducer:
             unknown: a source symbol outside the alphabet is read as the unknown symbol (``report``), or splits the
                 text there and is copied through as it is (``copy``).
         """
-        if not 1 <= k <= ANSWERS:
-            raise ConfigError(f"k must be at least 1 and at most {ANSWERS:,}, got {k}")
-        if not 1 <= batch_size <= COUNT:
-            raise ConfigError(f"batch_size must be at least 1 and at most {COUNT:,}, got {batch_size}")
+        check_asked(k, batch_size)
         if unknown not in ("report", "copy"):
             raise ConfigError(f"unknown must be `report` or `copy`, got `{unknown}`")
         how = how or self.usual
@@ -174,11 +177,7 @@ class Transducer:
                 yield Prediction(source.text, best, seen, source.features, missing)
 
     def _source(self, text: str | Source) -> Source:
-        source = Source(text) if isinstance(text, str) else text
-        if len(source.text) > LENGTH:
-            raise DataError(
-                f"expected a text of at most {LENGTH:,} characters, got {len(source.text):,}; shorten or split it"
-            )
+        source = as_source(text)
         if self.featured and source.text and not source.features:
             raise ConfigError(f"this run reads tags beside the text, got none with `{source.text}`; give its features")
         if source.features and not self.featured:
@@ -303,18 +302,31 @@ class Transducer:
         return [next(matrices) if there(source, answer) else None for source, answer in pairs]
 
 
-def search_of(run: str | Path) -> dict[str, Any]:
-    """Settings of a search that a run has from its checkpoint; none where it has no such.
+def check_asked(k: int, batch_size: int) -> None:
+    """Refuse numbers of answers, and of texts to read ahead, that nothing could hold.
 
-    >>> search_of("absent")
-    {}
+    >>> check_asked(0, 256)
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: k must be at least 1 and at most ..., got 0
     """
-    path = Path(run) if Path(run).is_file() else Path(run) / MODEL
-    try:
-        found = load_checkpoint(path, values=False).meta.get("search")
-    except CheckpointError:
-        return {}
-    return dict(found) if isinstance(found, dict) else {}
+    for name, value, most in (("k", k, ANSWERS), ("batch_size", batch_size, COUNT)):
+        if not 1 <= value <= most:
+            raise ConfigError(f"{name} must be at least 1 and at most {most:,}, got {value}")
+
+
+def as_source(text: str | Source) -> Source:
+    """A text with its tags, not longer than it may be.
+
+    >>> as_source("run").features
+    ()
+    """
+    source = Source(text) if isinstance(text, str) else text
+    if len(source.text) > LENGTH:
+        raise DataError(
+            f"expected a text of at most {LENGTH:,} characters, got {len(source.text):,}; shorten or split it"
+        )
+    return source
 
 
 def member_folder(run: str | Path, number: int) -> Path:

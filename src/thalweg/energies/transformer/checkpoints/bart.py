@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg.energies.transformer.checkpoints.files import Names
 from thalweg.energies.transformer.config import TransformerConfig
-from thalweg.energies.transformer.families.files import Names
 from thalweg.errors import ConfigError
 from thalweg.layers.transformer import Activation
 

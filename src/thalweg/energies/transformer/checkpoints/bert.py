@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.energies.transformer.checkpoints.files import Names
 from thalweg.energies.transformer.config import TransformerConfig
-from thalweg.energies.transformer.families.files import Names
 from thalweg.errors import ConfigError
 
 _ALIKE = (

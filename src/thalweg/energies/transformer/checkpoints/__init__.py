@@ -1,0 +1,1 @@
+"""Hugging Face checkpoints: the shape of each kind in our words, and its tensors under our names."""

@@ -1,1 +1,0 @@
-"""Families of Hugging Face checkpoints: the shape of each in our words, and its tensors under our names."""
