@@ -14,7 +14,7 @@ from torch import Tensor
 
 from contracts import gpu_chains
 from contracts.gpu_chains import assert_close, best_labels, log_z, matrix, oracle, problem, score
-from contracts.triton_kernels import DEVICE, RUNS, for_hopper, here_only, needs_triton
+from contracts.triton_kernels import DEVICE, RUNS, compile_instead, for_hopper, here_only, needs_triton
 from thalweg.kernels.potentials import Chain
 
 INF = math.inf
@@ -36,29 +36,11 @@ PER_ITEM = pytest.param(1, marks=pytest.mark.slow)
 @pytest.mark.parametrize("C", [5, 60, 128, 300])
 def test_kernels_compile_for_hopper(kind: int, dtype: torch.dtype, C: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every launch is compiled to machine code instead; no GPU is needed, and nothing is computed."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from thalweg.kernels.gpu import chain, launching
 
-    names = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64", torch.int32: "*i32"}
-    compiled = set()
-
-    def compile_only(kernel, grid, *arguments, num_warps: int = 4, num_stages: int = 3, **constants) -> None:
-        signature = {
-            name: names[value.dtype] if isinstance(value, Tensor) else "i32"
-            for name, value in zip(kernel.arg_names, arguments, strict=False)
-        }
-        fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-        source = ASTSource(kernel, {**signature, **dict.fromkeys(constants, "constexpr")}, fixed)
-        options = {"num_warps": num_warps, "num_stages": num_stages}
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        assert made.metadata.shared < 227 * 1024, f"{kernel} wants {made.metadata.shared} bytes of shared memory"
-        compiled.add(kernel.__name__)
-
-    monkeypatch.setattr(chain, "launch", compile_only)
-    monkeypatch.setattr(launching, "launch", compile_only)
+    compiled = compile_instead(monkeypatch)
+    monkeypatch.setattr(launching, "launch", lambda kernel, grid, *given, **options: kernel[grid](*given, **options))
+    monkeypatch.setattr(launching, "_tapes", {})
     monkeypatch.setattr(gpu_chains, "DEVICE", "cpu")
     made, gold = problem(2, 40, C, kind, dtype)
     weights = torch.ones(2, dtype=dtype)
@@ -66,15 +48,13 @@ def test_kernels_compile_for_hopper(kind: int, dtype: torch.dtype, C: int, monke
         _, saved = chain.forward(made, labels, method=method, keep=keep)
         if saved is not None:
             chain.backward(made, saved, weights, labels)
-    for total in (False, True):
-        chain.at_once(made, gold, total, True)
-    chain._scale(tuple(torch.empty_like(x) for x in made[:4]), weights)
-    chain.viterbi(made)
+    chain.forward(made, gold, low_memory=True)
+    chain.at_once(made, gold, False)
+    chain.viterbi(made, "sequential")
     chain.viterbi(made, "chunked")
     chain.sample(made, torch.rand(1, 2, 40))
-    assert {"prepare", "log_recurse", "log_posterior", "finish", "trace", "sample_back"} <= compiled
-    held = {"recurse", "join", "posterior", "max_walk", "max_chunks", "trace_chunks", "join_chunks"}
-    assert (held <= compiled) == (kind < 2 and C <= 128)
+    assert {"prepare", "log_walk", "log_posterior", "finish", "way_back"} <= compiled
+    assert ({"walk", "join", "posterior"} <= compiled) == (kind < 2 and C <= 128)
 
 
 def labellings(chain: Chain, item: int) -> tuple[Tensor, Tensor]:
@@ -124,8 +104,8 @@ def test_values_and_gradients_at_once(kind: int, labelled: bool, dtype: torch.dt
     for total in (False, True):
         found = gpu.at_once(chain, known, total)
         assert found is not None
-        values, saved, gradients, finite = found
-        assert finite is None
+        values, saved, gradients, told = found
+        assert told is None
         assert_close(values, sign * (expected.sum() if total else expected), 4)
         for one, wanted, part in zip(gradients, slopes, chain, strict=False):
             assert one.shape == part.shape
@@ -176,7 +156,7 @@ def test_no_items() -> None:
 def test_forbidden_moves_stay_in_the_scaled_domain(kind: int) -> None:
     chain, gold = problem(3, 8, 6, kind, forbid=0.4)
     saved = assert_right(chain, gold)
-    assert saved.flags.tolist() == [0, 0, 0]
+    assert saved.room.part(1).tolist() == [0, 0, 0]
 
 
 @here_only
@@ -186,7 +166,7 @@ def test_wide_scores_go_to_the_log_domain(kind: int, scale: float) -> None:
     chain, gold = problem(2, 6, 4, kind, scale=scale)
     saved = assert_right(chain, gold, factor=30)
     if kind < 2:
-        assert saved.flags.tolist() == [1, 1]
+        assert saved.room.part(1).tolist() == [1, 1]
 
 
 @here_only
@@ -202,7 +182,7 @@ def test_a_path_that_both_walks_would_lose() -> None:
     parts = (part.to(DEVICE, torch.float32) for part in (emissions, transitions, nothing, nothing))
     chain = Chain(*parts, torch.tensor([T], device=DEVICE))
     saved = assert_right(chain, None, factor=10)
-    assert saved.flags.tolist() == [1]
+    assert saved.room.part(1).tolist() == [1]
 
 
 @here_only
@@ -326,7 +306,7 @@ def test_edges_and_expectations_against_enumeration(kind: int) -> None:
         other = other._replace(lengths=chain.lengths, emissions=other.emissions.nan_to_num())
         if other_kind == 2:
             other = other._replace(transitions=other.transitions.nan_to_num())
-        found = gpu.expectation(chain, saved, other)
+        found = gpu.expectation(chain, other)
         for b in range(2):
             every, totals = labellings(chain, b)
             chances = totals.softmax(0)
@@ -343,7 +323,7 @@ def test_edges_and_expectations_against_enumeration(kind: int) -> None:
 def test_low_memory(kind: int) -> None:
     chain, gold = problem(3, 10, 4, kind, scale=2.0)
     saved = assert_right(chain, gold, low_memory=True)
-    assert saved.alphas.shape == (3, 3, 4)
+    assert saved.room.part(0).shape == (3, 2, 4, 4)
 
 
 @here_only
@@ -390,7 +370,7 @@ def test_a_first_emission_far_above_its_start_score(dtype: torch.dtype) -> None:
     _, moves, start, end = gpu.backward(chain, saved, torch.ones(1, dtype=dtype, device=DEVICE))
     assert moves.tolist() == [[0, 1, 0], [0, 1, 0], [1, 0, 0]]
     assert (start.tolist(), end.tolist()) == ([0, 0, 1], [0, 1, 0])
-    assert gpu.expectation(chain, None, chain).tolist() == [-1e4]
+    assert gpu.expectation(chain, chain).tolist() == [-1e4]
 
 
 @here_only
