@@ -218,7 +218,7 @@ def log_likelihood(
 def watched_log_likelihood(
     chain: Chain, gold: Tensor, kernels: ModuleType, *, low_memory: bool = False, total: bool = False
 ) -> tuple[Tensor, bool | None]:
-    """:func:`log_likelihood` by compiled kernels, and whether all of it is finite; None where only a wait would tell."""
+    """:func:`log_likelihood` by kernels, and whether all of it is finite; None where only a wait would tell."""
     call = _Call(kernels, chain, gold, low_memory, total)
     values: Any = _Value.apply(call, *inputs_of(chain))
     return values, call.told

@@ -26,9 +26,7 @@ SMALL = 1 << 18  # numbers of a batch whose gradient takes less time to compute 
 __all__ = ["at_once", "backward", "edge_marginals", "expectation", "forward", "sample", "times", "top_k", "viterbi"]
 
 
-def at_once(
-    chain: Chain, gold: Tensor | None, total: bool
-) -> tuple[Tensor, Saved, tuple[Tensor, ...], None] | None:
+def at_once(chain: Chain, gold: Tensor | None, total: bool) -> tuple[Tensor, Saved, tuple[Tensor, ...], None] | None:
     """log Z, or score(gold) - log Z; what :func:`backward` needs; the gradient of the sum of these values; no more.
 
     The values are (B,), or their sum where that is asked for. Whether they are finite only a wait would tell.
@@ -77,21 +75,11 @@ def forward(
     method: str = "auto",
     sign: int = 1,
 ) -> tuple[Tensor, Saved | None]:
-    """log Z of each item, less the score of its gold labels where they are given.
+    """log Z of each item, less score(gold) where gold (B, T) is given, times ``sign``; what :func:`backward` needs.
 
-    Args:
-        chain: the scores; see :class:`thalweg.kernels.potentials.Chain`.
-        gold: ``(B, T)`` int64; what lies past the length is not read.
-        keep: whether to return what :func:`backward` needs.
-        low_memory: keep messages at every ~sqrt(T)-th position only.
-        method: "sequential" walks from end to end; "chunked" walks many chunks at once, each from a guess made some
-            way before it, and falls back where the guesses do not fit; "auto" chooses by size.
-        sign: what the values are multiplied by, 1 or -1.
-    Returns:
-        ``(B,)`` in the type of the emissions, -inf for an item with no structure, and what was kept.
-
-    T steps one after another, forwards and backwards at once; O(T C^2) work and O(T C) memory an item, without ``keep``
-    O(T + C).
+    -inf for an item with no structure, NaN for one with a label out of range. With ``low_memory`` messages are kept at
+    every ~sqrt(T)-th position only. ``method`` "sequential" walks from end to end; "chunked" walks many chunks at once,
+    each from a guess made some way before it, and again where the guesses do not fit; "auto" chooses by size.
 
     >>> chain = Chain(torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([3]))
     >>> if torch.cuda.is_available():
@@ -108,28 +96,11 @@ def forward(
     return values, saved if keep else None
 
 
-def backward(
-    chain: Chain, saved: Saved | None, weights: Tensor, gold: Tensor | None = None
-) -> tuple[Tensor, ...]:
-    """Gradient of sum_b weights[b] values[b] for the values of :func:`forward` with the same ``gold``.
-
-    Args:
-        chain: as given to :func:`forward`.
-        saved: what it kept.
-        weights: ``(B,)``.
-        gold: ``(B, T)`` int64 or None.
-    Returns:
-        ``(B, T, C)`` marginals less gold one-hots, times the weights, 0 past the length; the same for transitions, in
-        their shape; for start and for end, ``(C,)``.
+def backward(chain: Chain, saved: Saved | None, weights: Tensor, gold: Tensor | None = None) -> tuple[Tensor, ...]:
+    """The gradient of sum_b weights[b] (log Z - score(gold))[b] in emissions, transitions, start and end.
 
     No step waits for another: every position is by itself, and the sum over positions is a matrix product of float32
     accuracy. Partial sums are added in a fixed order.
-
-    >>> chain = Chain(torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([3]))
-    >>> if torch.cuda.is_available():
-    ...     chain = Chain(*(part.cuda() for part in chain))
-    ...     d_emissions, d_transitions, d_start, d_end = backward(chain, forward(chain)[1], chain.start.new_ones(1))
-    ...     assert d_transitions.sum().item() == 2.0
     """
     if saved is None:  # no items
         return tuple(torch.zeros_like(part) for part in (chain.emissions, dense(chain), chain.start, chain.end))
@@ -153,7 +124,7 @@ def _by_segments(chain: Chain, saved: Saved, weights: Tensor, gold: Tensor | Non
     for slot, begin in enumerate(range(0, chain.steps - 1, saved.plan.every)):
         stop = min(begin + saved.plan.every, chain.steps - 1)
         part = emissions[:, begin : stop + 1].clone()
-        part[:, 0] = kept[:, 0, slot]
+        part[:, 0] = torch.where((final >= begin)[:, None], kept[:, 0, slot], 0.0)
         ending = (final - begin).clamp(0, stop - begin)
         # An alpha at the last position of an item has its end score already.
         beta = kept[:, 1, min(slot + 1, kept.shape[2] - 1)]
@@ -177,17 +148,9 @@ def _by_segments(chain: Chain, saved: Saved, weights: Tensor, gold: Tensor | Non
 
 
 def viterbi(chain: Chain, method: str = "auto") -> tuple[Tensor, Tensor]:
-    """The best labels of each item and their score.
+    """The highest score (B,) and its labelling (B, T), -1 past the length; ``method`` as of :func:`forward`.
 
-    Args:
-        chain: the scores.
-        method: as of :func:`forward`.
-    Returns:
-        scores ``(B,)``, -inf for an item with no structure; labels ``(B, T)`` int64, -1 past the length. Among equals
-        the lowest label wins, going backwards from the last position.
-
-    T steps of O(C^2), or as many as a chunk has, and T back of O(C); memory O(T C) an item. The score is that of the
-    labels, summed in float64.
+    Among equals the lowest label wins, going backwards from the last position. The score is summed in float64.
 
     >>> chain = Chain(torch.eye(2)[None], torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([2]))
     >>> if torch.cuda.is_available():
@@ -197,29 +160,18 @@ def viterbi(chain: Chain, method: str = "auto") -> tuple[Tensor, Tensor]:
     if plan.B == 0:
         return chain.emissions.new_empty(0), chain.lengths.new_empty((0, plan.T))
     with on_device_of(chain.emissions):
-        return chain_launch.best(plan, chain)
+        return chain_launch.labels(plan, chain)[::-1]
 
 
 def sample(chain: Chain, uniforms: Tensor) -> Tensor:
-    """Exact samples by inverting cumulative distributions, backwards from the last position.
+    """Exact samples (S, B, T), -1 past the length, by inverting cumulative distributions backwards from the last label.
 
-    Args:
-        chain: the scores.
-        uniforms: ``(S, B, T)`` in [0, 1); position t of item b in sample s uses ``uniforms[s, b, t]``.
-    Returns:
-        ``(S, B, T)`` int64, -1 past the length.
-
-    T steps of O(C^2) once, then T steps of O(C) for all S at once.
-
-    >>> chain = Chain(torch.zeros(1, 1, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([1]))
-    >>> if torch.cuda.is_available():
-    ...     chain = Chain(*(part.cuda() for part in chain))
-    ...     assert sample(chain, torch.tensor([0.2, 0.7], device="cuda").view(2, 1, 1)).tolist() == [[[0]], [[1]]]
+    ``uniforms`` (S, B, T) lie in [0, 1); one walk serves all S.
     """
     if not uniforms.numel():
         return chain.lengths.new_empty(uniforms.shape)
     with on_device_of(chain.emissions):
-        return chain_launch.drawn(plan_of(chain), chain, uniforms.contiguous())
+        return chain_launch.labels(plan_of(chain), chain, uniforms.contiguous())[0]
 
 
 def _widened(chain: Chain, kind: int) -> Chain:
@@ -230,12 +182,7 @@ def _widened(chain: Chain, kind: int) -> Chain:
 
 
 def edge_marginals(chain: Chain) -> Tensor:
-    """p(y_t = i, y_(t+1) = j) as (B, T-1, C, C), 0 past the length; built only when asked for.
-
-    >>> chain = Chain(torch.zeros(1, 2, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([2]))
-    >>> if torch.cuda.is_available():
-    ...     assert (edge_marginals(Chain(*(part.cuda() for part in chain))) == 0.25).all()
-    """
+    """p(y_t = i, y_(t+1) = j) as (B, T-1, C, C), 0 past the length: the gradient in transitions of every step."""
     wide = _widened(chain, 2)
     return backward(wide, forward(wide)[1], torch.ones_like(chain.emissions[:, 0, 0]))[1]
 
@@ -250,12 +197,6 @@ def expectation(chain: Chain, other: Chain) -> Tensor:
     """E[score of y under ``other``] for y drawn from ``chain``, (B,); 0 times -inf counts as 0.
 
     Both have the same B, T, C and lengths. No (B, T, C, C) tensor is made unless transitions of that shape were given.
-
-    >>> chain = Chain(torch.zeros(1, 2, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([2]))
-    >>> if torch.cuda.is_available():
-    ...     chain = Chain(*(part.cuda() for part in chain))
-    ...     other = chain._replace(transitions=torch.eye(2, device="cuda"))
-    ...     assert expectation(chain, other).item() == 0.5
     """
     kind = max(1, dense(chain).dim() - 2, dense(other).dim() - 2)
     wide, matrices = _widened(chain, kind), dense(other)

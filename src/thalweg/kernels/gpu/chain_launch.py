@@ -14,7 +14,7 @@ from thalweg.kernels.gpu import chain_log, chain_paths, chain_posterior, chain_w
 from thalweg.kernels.gpu.launching import Launch, Layout, Room, replayed
 from thalweg.kernels.potentials import Chain, SparseTransitions
 
-__all__ = ["Plan", "Saved", "best", "dense", "drawn", "gradients", "messages", "messages_and_gradients", "plan_of"]
+__all__ = ["Plan", "Saved", "dense", "gradients", "labels", "messages", "messages_and_gradients", "plan_of"]
 
 MOST_HELD = 128  # labels up to which a matrix of transitions fits in the registers of one block
 PROGRAMS = 264  # two for each multiprocessor of a large device: partial sums that are added up at the end
@@ -137,17 +137,24 @@ def plan_of(chain: Chain, method: str = "auto") -> Plan:
 
 
 class _How(NamedTuple):
-    """What is wanted of chains of one shape: with the names of the kernels' constants."""
+    """What is wanted of chains of one shape; it decides every launch."""
 
     plan: Plan
+    walks: bool = True  # else there are messages already
+    slopes: bool = False  # gradients
+    path: str = ""  # "best" labels or "drawn" ones
     ways: int = 2  # 1: no messages backwards
     labelled: bool = False
     sign: int = 1  # of the values
-    best: bool = False  # Viterbi's walk
+
+    @property
+    def best(self) -> bool:
+        """Whether maxima stand for sums."""
+        return self.path == "best"
 
 
 @lru_cache(maxsize=512)
-def _layout(how: _How, walks: bool = True, sums: bool = False) -> Layout:
+def _layout(how: _How) -> Layout:
     """Of :class:`Work`, and of partial sums of gradients."""
     plan, ways, best = how.plan, how.ways, how.best
     B, T, C, width, none = plan.B, plan.T, plan.C, plan.width, (0,)
@@ -161,7 +168,7 @@ def _layout(how: _How, walks: bool = True, sums: bool = False) -> Layout:
         (plan.real, (B, ways, 2, width) if plan.tile < width else none),
     ]
     partial = [(plan.real, (parts if plan.kind == 0 else 0, width, width)) for parts in _parts(plan)]
-    return Layout.of(*(own if walks else []), *(partial if sums else []))
+    return Layout.of(*(own if how.walks else []), *(partial if how.slopes else []))
 
 
 def _blocks(plan: Plan) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -179,14 +186,6 @@ def _parts(plan: Plan) -> list[int]:
         most = max(8, (4 if plan.kind else 1) * PROGRAMS * labels // plan.width)
         found.append(min(plan.B * -(-plan.T // positions), most))
     return [found[0] if plan.scaled else 0, found[1]]
-
-
-def _prepare(start: Launch, how: _How, x: _Scores, w: Work) -> None:
-    plan = how.plan
-    start(
-        chain_walks.prepare, (plan.B, plan.blocks + plan.scaled), *x, w.scales, w.facts, w.mats, plan.T, plan.C,
-        CP=plan.width, GOLD=how.labelled, KIND=plan.kind, num_warps=4 if plan.width <= MOST_HELD else 8,
-    )  # fmt: skip
 
 
 def _walk(start: Launch, how: _How, x: _Scores, w: Work) -> None:
@@ -221,11 +220,17 @@ def _log_walk(start: Launch, how: _How, x: _Scores, w: Work, values: Tensor) -> 
 
 
 def _sum(start: Launch, how: _How, x: _Scores, w: Work, values: Tensor) -> None:
-    """Values and messages: at most three launches, and two more for chunks."""
-    _prepare(start, how, x, w)
-    if how.plan.scaled:
+    """Values and messages, or Viterbi's scores: at most three launches, and two more for chunks."""
+    plan = how.plan
+    if not how.best:
+        start(
+            chain_walks.prepare, (plan.B, plan.blocks + plan.scaled), *x, w.scales, w.facts, w.mats, plan.T, plan.C,
+            CP=plan.width, GOLD=how.labelled, KIND=plan.kind, num_warps=4 if plan.width <= MOST_HELD else 8,
+        )  # fmt: skip
+    if plan.scaled:
         _walk(start, how, x, w)
-    _log_walk(start, how, x, w, values)
+    if not (plan.scaled and how.best):
+        _log_walk(start, how, x, w, values)
 
 
 def _slopes(
@@ -254,33 +259,48 @@ def _slopes(
     )  # fmt: skip
 
 
-def messages(plan: Plan, chain: Chain, gold: Tensor | None, *, ways: int, sign: int = 1) -> tuple[Tensor, Saved]:
-    """log Z less the gold score (B,), times ``sign``, and the messages: both ways (2), or forwards alone (1)."""
-    values, how = chain.emissions.new_empty(plan.B), _How(plan, ways, gold is not None, sign)
+def _way_back(start: Launch, how: _How, x: _Scores, w: Work, scores: Tensor, labels: Tensor, draws: Tensor) -> None:
+    plan, drawn = how.plan, how.path == "drawn"
+    start(
+        chain_paths.way_back, (plan.B, len(draws) if drawn else 1),
+        *x[:5], w.messages, w.flags, draws, labels, scores, plan.T, plan.C,
+        CP=max(32, plan.width), KIND=plan.kind, DRAW=drawn, LOGS=not plan.scaled, num_warps=1,
+    )  # fmt: skip
 
-    def body(start: Launch, given: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> None:
-        _sum(start, how, _Scores(*given[:6]), Work(*parts), given[6])
 
-    room = replayed(("sum", how), (*_Scores.of(chain, gold), values), _layout(how), body)
-    return values, Saved(plan, room)
+def _run(how: _How, x: _Scores, values: Tensor, *rest: Tensor, saved: Room | None = None) -> Room:
+    """The launches of ``how``, recorded once: ``values``, then weights and gradients, or labels and uniform numbers."""
+
+    def body(
+        start: Launch, given: tuple[Tensor, ...], parts: tuple[Tensor, ...], kept: tuple[Tensor, ...] = ()
+    ) -> None:
+        x, values, rest, w = _Scores(*given[:6]), given[6], given[7:], Work(*(kept or parts)[:7])
+        if how.walks:
+            _sum(start, how, x, w, values)
+        if how.slopes:
+            _slopes(start, how, x, w, rest[0], rest[1:], parts[-2:])
+        if how.path:
+            _way_back(start, how, x, w, values, *rest)
+
+    key = ("chain", how, saved and saved.layout.size, (len(rest[1]), rest[1].dtype) if how.path else None)
+    return replayed(key, (*x, values, *rest), _layout(how), body, saved)
 
 
 def _empty(x: _Scores) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(part) for part in x[:4])
 
 
+def messages(plan: Plan, chain: Chain, gold: Tensor | None, *, ways: int, sign: int = 1) -> tuple[Tensor, Saved]:
+    """log Z less the gold score (B,), times ``sign``, and the messages: both ways (2), or forwards alone (1)."""
+    values, how = chain.emissions.new_empty(plan.B), _How(plan, ways=ways, labelled=gold is not None, sign=sign)
+    return values, Saved(plan, _run(how, _Scores.of(chain, gold), values))
+
+
 def gradients(chain: Chain, saved: Saved, weights: Tensor, gold: Tensor | None) -> tuple[Tensor, ...]:
     """Of sum_b weights[b] (log Z - score(gold))[b] in emissions, transitions, start and end, in their shapes."""
-    how, x = _How(saved.plan, labelled=gold is not None), _Scores.of(chain, gold)
-    slopes = _empty(x)
-
-    def body(
-        start: Launch, given: tuple[Tensor, ...], parts: tuple[Tensor, ...], kept: tuple[Tensor, ...]
-    ) -> None:
-        _slopes(start, how, _Scores(*given[:6]), Work(*kept[:7]), given[6], given[7:], parts)
-
-    layout, room = _layout(how, walks=False, sums=True), saved.room
-    replayed(("slopes", how, room.layout.size), (*x, weights, *slopes), layout, body, room)
+    x = _Scores.of(chain, gold)
+    slopes, how = _empty(x), _How(saved.plan, walks=False, slopes=True, labelled=gold is not None)
+    _run(how, x, weights, weights, *slopes, saved=saved.room)
     return slopes
 
 
@@ -288,52 +308,15 @@ def messages_and_gradients(
     plan: Plan, chain: Chain, gold: Tensor | None, weights: Tensor
 ) -> tuple[Tensor, Saved, tuple[Tensor, ...]]:
     """log Z, or score(gold) - log Z; all messages; the gradient for such weights (B,): one sequence of launches."""
-    how, x = _How(plan, 2, gold is not None, 1 if gold is None else -1), _Scores.of(chain, gold)
+    x = _Scores.of(chain, gold)
     values, slopes = torch.empty_like(weights), _empty(x)
-
-    def body(start: Launch, given: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> None:
-        x, w = _Scores(*given[:6]), Work(*parts[:7])
-        _sum(start, how, x, w, given[6])
-        _slopes(start, how, x, w, given[7], given[8:], parts[7:])
-
-    room = replayed(("both", how), (*x, values, weights, *slopes), _layout(how, sums=True), body)
-    return values, Saved(plan, room), slopes
+    how = _How(plan, slopes=True, labelled=gold is not None, sign=1 if gold is None else -1)
+    return values, Saved(plan, _run(how, x, values, weights, *slopes)), slopes
 
 
-def best(plan: Plan, chain: Chain) -> tuple[Tensor, Tensor]:
-    """The scores (B,) of the best labels, and these, (B, T): two launches, four with chunks."""
-    how, x = _How(plan, 1, best=True), _Scores.of(chain, None)
-    scores, labels = chain.emissions.new_empty(plan.B), chain.lengths.new_empty((plan.B, plan.T))
-
-    def body(start: Launch, given: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> None:
-        x, w, (scores, labels) = _Scores(*given[:6]), Work(*parts), given[6:]
-        _walk(start, how, x, w) if plan.scaled else _log_walk(start, how, x, w, scores)
-        _way_back(start, plan, x, w, (scores, labels, scores), 1)
-
-    replayed(("best", how), (*x, scores, labels), _layout(how), body)
-    return scores, labels
-
-
-def drawn(plan: Plan, chain: Chain, uniforms: Tensor) -> Tensor:
-    """Samples (S, B, T) by numbers of that shape: those of :func:`messages`, and one launch."""
-    how, x, labels = _How(plan, 1), _Scores.of(chain, None), chain.lengths.new_empty(uniforms.shape)
-
-    def body(start: Launch, given: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> None:
-        x, w, (values, labels, uniforms) = _Scores(*given[:6]), Work(*parts), given[6:]
-        _sum(start, how, x, w, values)
-        _way_back(start, plan, x, w, (values, labels, uniforms), len(uniforms), draw=True)
-
-    values = chain.emissions.new_empty(plan.B)
-    replayed(("drawn", how, len(uniforms), uniforms.dtype), (*x, values, labels, uniforms), _layout(how), body)
-    return labels
-
-
-def _way_back(
-    start: Launch, plan: Plan, x: _Scores, w: Work, given: tuple[Tensor, Tensor, Tensor], paths: int, draw: bool = False
-) -> None:
-    scores, labels, uniforms = given
-    start(
-        chain_paths.way_back, (plan.B, paths),
-        *x[:5], w.messages, w.flags, uniforms, labels, scores, plan.T, plan.C,
-        CP=max(32, plan.width), KIND=plan.kind, DRAW=draw, LOGS=not plan.scaled, num_warps=1,
-    )  # fmt: skip
+def labels(plan: Plan, chain: Chain, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The best labels (B, T) and their scores (B,), or samples (S, B, T) by numbers of that shape and log Z (B,)."""
+    how, values = _How(plan, path="best" if uniforms is None else "drawn", ways=1), chain.emissions.new_empty(plan.B)
+    found = chain.lengths.new_empty((plan.B, plan.T) if uniforms is None else uniforms.shape)
+    _run(how, _Scores.of(chain, None), values, found, values if uniforms is None else uniforms)
+    return found, values

@@ -47,7 +47,7 @@ def _columns(v, MAX: tl.constexpr, BR: tl.constexpr, CP: tl.constexpr):
 
 @triton.jit
 def _lost(facts, item, B, backwards: tl.constexpr, tolerance):
-    """Whether a scaled walk lost anything: all of its value, or some, for then it and that of the floored walk differ."""
+    """Whether a scaled walk lost all of its value, or some: then it and that of the floored walk differ."""
     low = tl.load(facts + B * backwards + item)
     risky = tl.load(facts + B * RISK + item) != 0.0
     high = tl.load(facts + B * (backwards + 2) + item, mask=risky, other=-float("inf"))
@@ -67,26 +67,10 @@ def _constants(facts, item, B, T):
 
 @triton.jit(do_not_specialize=["T", "C"])
 def log_walk(
-    emissions,
-    transitions,
-    start,
-    end,
-    lengths,
-    scales,
-    facts,
-    flags,
-    values,
-    messages,
-    work,
-    T,
-    C,
-    every,
-    CP: tl.constexpr,
-    BR: tl.constexpr,
-    KIND: tl.constexpr,
-    MAX: tl.constexpr,
-    SIGN: tl.constexpr,
-):
+    emissions, transitions, start, end, lengths, scales, facts, flags, values, messages, work,
+    T, C, every,
+    CP: tl.constexpr, BR: tl.constexpr, KIND: tl.constexpr, MAX: tl.constexpr, SIGN: tl.constexpr,
+):  # fmt: skip
     """The values, and the walk along one item in the log domain: grid (B, 2) or, without the way backwards, (B, 1).
 
     Where there was a scaled walk (the matrix fits, and serves all steps), an item that came well through it is done,
@@ -131,6 +115,7 @@ def log_walk(
     offset = tl.zeros([1], tl.float64)
     # The matrix between n - 1 and n walking forwards, between final - n and final - n + 1 walking backwards.
     matrix = matrix_at(transitions, item, backwards * (final - 1), T, C, KIND)
+    held = x
     if BR == CP:
         held = _tile(matrix, 0, backwards, C, final > 0, CP, BR)
     for n in range(1, length):
@@ -190,26 +175,10 @@ def _softmax(z):
 
 @triton.jit(do_not_specialize=["B", "T", "C"])
 def log_posterior(
-    emissions,
-    transitions,
-    end,
-    lengths,
-    gold,
-    weights,
-    scales,
-    messages,
-    flags,
-    d_emissions,
-    d_transitions,
-    B,
-    T,
-    C,
-    CP: tl.constexpr,
-    BI: tl.constexpr,
-    BT: tl.constexpr,
-    GOLD: tl.constexpr,
-    KIND: tl.constexpr,
-):
+    emissions, transitions, end, lengths, gold, weights, scales, messages, flags, d_emissions, d_transitions,
+    B, T, C,
+    CP: tl.constexpr, BI: tl.constexpr, BT: tl.constexpr, GOLD: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
     """Gradients of the items that live in the log domain: grid (programs, CP / BI), each with BI rows of A.
 
     KIND 0 (shared): program g takes units g, g + programs, ... of BT positions of an item and writes the partial sum

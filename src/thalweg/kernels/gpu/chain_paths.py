@@ -31,23 +31,10 @@ def _draw(x, a, u, j, is_log):
 
 @triton.jit(do_not_specialize=["T", "C"])
 def way_back(
-    emissions,
-    transitions,
-    start,
-    end,
-    lengths,
-    messages,
-    flags,
-    uniforms,
-    labels,
-    scores,
-    T,
-    C,
-    CP: tl.constexpr,
-    KIND: tl.constexpr,
-    DRAW: tl.constexpr,
-    LOGS: tl.constexpr,
-):
+    emissions, transitions, start, end, lengths, messages, flags, uniforms, labels, scores,
+    T, C,
+    CP: tl.constexpr, KIND: tl.constexpr, DRAW: tl.constexpr, LOGS: tl.constexpr,
+):  # fmt: skip
     """Labels (S, B, T), -1 past the length; grid (B, S), one warp each.
 
     The best by delta, ``messages`` (B, T, C), and their score summed in float64. With DRAW a sample by alpha, of which
@@ -76,7 +63,7 @@ def way_back(
     move = matrix_at(transitions, item, final, T, C, KIND)  # from the position at hand to the next, if there is one
     total = tl.zeros([1], tl.float64)
     y = item * 0
-    for n in range(0, length):
+    for n in range(length):
         x = x0
         x0, x1, x2 = x1, x2, x3
         x3 = tl.load(row - 4 * C, mask=inside & (n + 4 < length), other=0.0)

@@ -12,26 +12,10 @@ __all__: list[str] = []
 
 @triton.jit(do_not_specialize=["B", "T", "C"])
 def posterior(
-    emissions,
-    mats,
-    end,
-    lengths,
-    gold,
-    weights,
-    scales,
-    messages,
-    flags,
-    d_emissions,
-    d_transitions,
-    B,
-    T,
-    C,
-    CP: tl.constexpr,
-    BI: tl.constexpr,
-    BT: tl.constexpr,
-    GOLD: tl.constexpr,
-    KIND: tl.constexpr,
-):
+    emissions, mats, end, lengths, gold, weights, scales, messages, flags, d_emissions, d_transitions,
+    B, T, C,
+    CP: tl.constexpr, BI: tl.constexpr, BT: tl.constexpr, GOLD: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
     r"""Marginals and sums of edge marginals: grid (programs, CP / BI), each with BI rows of the transitions.
 
     With alpha and beta brought to a maximum in [1, 2) by powers of two, position t has n_t = sum_j alpha_t(j)
@@ -131,22 +115,10 @@ def _added(partial, parts, entry, CP: tl.constexpr, BB: tl.constexpr):
 
 @triton.jit(do_not_specialize=["B", "T", "C", "parts", "log_parts"])
 def finish(
-    lengths,
-    d_emissions,
-    partial,
-    log_partial,
-    d_transitions,
-    d_start,
-    d_end,
-    B,
-    T,
-    C,
-    parts,
-    log_parts,
-    CP: tl.constexpr,
-    BK: tl.constexpr,
-    BB: tl.constexpr,
-):
+    lengths, d_emissions, partial, log_partial, d_transitions, d_start, d_end,
+    B, T, C, parts, log_parts,
+    CP: tl.constexpr, BK: tl.constexpr, BB: tl.constexpr,
+):  # fmt: skip
     """Add up, always in the same order: partial sums of shared transitions, and both ends of the items.
 
     All programs but the last two take BK entries of the (CP, CP) partial sums of `posterior` and of `chain_log`. Those

@@ -16,7 +16,7 @@ marginal. Where they differ, `chain_log` starts afresh.
 
 Few long chains are walked in chunks, each from a guess made some way before it: products with matrices of positive
 entries bring vectors closer (in Hilbert's metric) and never further apart, and the best ways to all labels soon have a
-common past. Whether the guess was right is looked at wherever two chunks meet; an item where it was not is walked again.
+common past. Whether the guess was right is looked at wherever two chunks meet; an item where it was not goes again.
 """
 
 from __future__ import annotations
@@ -48,21 +48,10 @@ SUMS = tl.constexpr(6)  # of every block of positions: sum of m_t, less the scor
 
 @triton.jit(do_not_specialize=["T", "C"])
 def prepare(
-    emissions,
-    transitions,
-    start,
-    end,
-    lengths,
-    gold,
-    scales,
-    facts,
-    mats,
-    T,
-    C,
-    CP: tl.constexpr,
-    GOLD: tl.constexpr,
-    KIND: tl.constexpr,
-):
+    emissions, transitions, start, end, lengths, gold, scales, facts, mats,
+    T, C,
+    CP: tl.constexpr, GOLD: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
     """What needs no order: m_t (``scales[0]``), ``facts`` and, by the programs after the last block, P in ``mats``.
 
     Grid (B, blocks), or one more where there is a P: ``mats`` (1 or B, 2, C, C), itself and its transpose.
@@ -136,28 +125,22 @@ def _prepare_matrix(source, target, facts, B, items, C, CP: tl.constexpr):
         tl.store(target + C * C + j * C + i, weights, mask=inside)
 
 
+@triton.jit
+def _ahead(e_row, m_row, here, inside, MAX: tl.constexpr):
+    """Emissions and their maximum, fetched four steps before they are used."""
+    e = tl.load(e_row, mask=inside & here, other=-float("inf"))
+    m = 0.0
+    if not MAX:
+        m = tl.load(m_row, mask=here, other=0.0)
+    return e, m
+
+
 @triton.jit(do_not_specialize=["T", "C", "chunk"])
 def walk(
-    emissions,
-    matrices,
-    start,
-    end,
-    lengths,
-    scales,
-    facts,
-    messages,
-    flags,
-    entries,
-    T,
-    C,
-    chunk,
-    every,
-    CP: tl.constexpr,
-    KIND: tl.constexpr,
-    MAX: tl.constexpr,
-    WAYS: tl.constexpr,
-    WARM_UP: tl.constexpr,
-):
+    emissions, matrices, start, end, lengths, scales, facts, messages, flags, entries,
+    T, C, chunk, every,
+    CP: tl.constexpr, KIND: tl.constexpr, MAX: tl.constexpr, WAYS: tl.constexpr, WARM_UP: tl.constexpr,
+):  # fmt: skip
     """Walk along the items that have ``flags``: grid (B, roles), forwards, with WAYS 2 backwards too.
 
     ``messages`` (B, WAYS, slots, C) gets what is found at every so manieth position. Of sums there are as many roles
@@ -208,35 +191,26 @@ def walk(
         tl.where((backwards == 1) & (MAX == 0), 1.0, x),
         mask=keeps & (enter == 0) & (position % every == 0),
     )
-    # Emissions are fetched four steps ahead.
-    e0 = tl.load(e_row + step, mask=inside & (opened + 1 <= leave), other=low)
-    e1 = tl.load(e_row + 2 * step, mask=inside & (opened + 2 <= leave), other=low)
-    e2 = tl.load(e_row + 3 * step, mask=inside & (opened + 3 <= leave), other=low)
-    e3 = tl.load(e_row + 4 * step, mask=inside & (opened + 4 <= leave), other=low)
-    if not MAX:
-        m0 = tl.load(m_row + sign, mask=opened + 1 <= leave, other=0.0)
-        m1 = tl.load(m_row + 2 * sign, mask=opened + 2 <= leave, other=0.0)
-        m2 = tl.load(m_row + 3 * sign, mask=opened + 3 <= leave, other=0.0)
-        m3 = tl.load(m_row + 4 * sign, mask=opened + 4 <= leave, other=0.0)
+    e0, m0 = _ahead(e_row + step, m_row + sign, opened + 1 <= leave, inside, MAX)
+    e1, m1 = _ahead(e_row + 2 * step, m_row + 2 * sign, opened + 2 <= leave, inside, MAX)
+    e2, m2 = _ahead(e_row + 3 * step, m_row + 3 * sign, opened + 3 <= leave, inside, MAX)
+    e3, m3 = _ahead(e_row + 4 * step, m_row + 4 * sign, opened + 4 <= leave, inside, MAX)
     exponent = tl.zeros([CP], tl.int32)
     entry, entry_exponent = x, exponent
     for n in range(opened + 1, leave + 1):
         e_row += step
+        m_row += sign
         position += sign
-        e = tl.where(n == final, e0 + extra, e0)
-        e0, e1, e2 = e1, e2, e3
-        e3 = tl.load(e_row + 4 * step, mask=inside & (n + 4 <= leave), other=low)
         fresh = n > enter
+        e, m = tl.where(n == final, e0 + extra, e0), m0
+        e0, e1, e2, m0, m1, m2 = e1, e2, e3, m1, m2, m3
+        e3, m3 = _ahead(e_row + 4 * step, m_row + 4 * sign, n + 4 <= leave, inside, MAX)
         if MAX:
             if n % 4 == 1:
                 e -= finite_or_zero(spread_max(x, CP))
             s = vector_matrix_max(x, matrix, CP) + e
             x = s
         else:
-            m_row += sign
-            factor = precise_exp(e - m0)
-            m0, m1, m2 = m1, m2, m3
-            m3 = tl.load(m_row + 4 * sign, mask=n + 4 <= leave, other=0.0)
             s = vector_matrix(x, matrix, CP)
             if n % 4 == 1:
                 k = binary_exponent(spread_max(x, CP))
@@ -245,7 +219,7 @@ def walk(
                 place = m_row + B.to(tl.int64) * T + tl.zeros_like(j)
                 tl.store(place, scale, mask=keeps & (j == 0) & (backwards == 0) & fresh)
                 s *= scale
-            x = tl.maximum(s * factor, least)
+            x = tl.maximum(s * precise_exp(e - m), least)
         slot = kept + (position // every).to(tl.int64) * C
         tl.store(slot, tl.where(backwards == 1, s, x), mask=keeps & fresh & (position % every == 0))
         if WARM_UP:
@@ -264,18 +238,10 @@ def walk(
 
 @triton.jit(do_not_specialize=["T", "chunk", "chunks"])
 def join(
-    lengths,
-    scales,
-    facts,
-    flags,
-    entries,
-    T,
-    chunk,
-    chunks,
-    CP: tl.constexpr,
-    MAX: tl.constexpr,
-    WAYS: tl.constexpr,
-):
+    lengths, scales, facts, flags, entries,
+    T, chunk, chunks,
+    CP: tl.constexpr, MAX: tl.constexpr, WAYS: tl.constexpr,
+):  # fmt: skip
     """``flags`` where chunks of an item do not fit together, and log sum(x_last) where they do; grid (B,).
 
     ``entries`` (B, WAYS, chunks, 3, CP): the vector from which a chunk starts, by its own guess, the one with which it
