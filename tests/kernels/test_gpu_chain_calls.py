@@ -85,8 +85,8 @@ def one_wide() -> tuple[Chain, Tensor]:
 # Sizes of which each is the smallest of its kind: several blocks of items, of labels, of positions.
 Case = tuple[Callable[[], tuple[Chain, Tensor]], list[str], float]
 CASES: dict[str, Case] = {
-    "double": (lambda: problem(3, 7, 5, 0, torch.float64), SIX, 4),
-    "per step": (lambda: problem(3, 7, 5, 2), LOGS, 4),
+    "double": (lambda: problem(3, 5, 3, 0, torch.float64), SIX, 4),
+    "per step": (lambda: problem(2, 4, 3, 2), LOGS, 4),
     "many items": (lambda: problem(33, 1, 2, 0), SIX, 8),
     "two blocks of labels": (lambda: problem(1, 2, 70, 0), SIX, 4),
     "two blocks of positions": (lambda: problem(1, 34, 3, 0), SIX, 8),
