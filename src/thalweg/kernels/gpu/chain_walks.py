@@ -211,14 +211,15 @@ def walk(
             s = vector_matrix_max(x, matrix, CP) + e
             x = s
         else:
-            s = vector_matrix(x, matrix, CP)
+            # Before the product: after it, x would be in registers twice.
+            scale = tl.full([CP], 1.0, kind)
             if n % 4 == 1:
                 k = binary_exponent(spread_max(x, CP))
                 exponent += k
                 scale = power_of_two(-k, kind)
                 place = m_row + B.to(tl.int64) * T + tl.zeros_like(j)
                 tl.store(place, scale, mask=keeps & (j == 0) & (backwards == 0) & fresh)
-                s *= scale
+            s = vector_matrix(x, matrix, CP) * scale
             x = tl.maximum(s * precise_exp(e - m), least)
         slot = kept + (position // every).to(tl.int64) * C
         tl.store(slot, tl.where(backwards == 1, s, x), mask=keeps & fresh & (position % every == 0))
