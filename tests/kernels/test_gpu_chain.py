@@ -177,6 +177,16 @@ def test_a_path_that_both_walks_would_lose() -> None:
 
 
 @here_only
+def test_what_only_the_way_backwards_may_lose() -> None:
+    # Walking backwards label 1 falls e^-70 behind label 0; forwards neither is ever behind by more than e^-50.
+    emissions = torch.zeros(1, 8, 2, device=DEVICE)
+    emissions[:, 1:, 0] = 10.0
+    moves, start = torch.tensor([[0.0, -INF], [-INF, 0.0]]).to(DEVICE), torch.tensor([-50.0, 0.0]).to(DEVICE)
+    chain = Chain(emissions, moves, start, torch.zeros_like(start), torch.tensor([8], device=DEVICE))
+    assert assert_right(chain, None).room.part(1).tolist() == [1]
+
+
+@here_only
 @pytest.mark.parametrize("kind", [0, PER_ITEM, 2])
 def test_infeasible_items_spoil_nothing(kind: int) -> None:
     chain, gold = problem(2, 5, 4, kind)
