@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from contracts import gpu_chains
-from contracts.gpu_chains import assert_close, best_labels, log_z, matrix, oracle, problem, score
-from contracts.triton_kernels import DEVICE, RUNS, for_hopper, here_only, needs_triton
+from contracts.gpu_chains import assert_close, best_labels, matrix, oracle, problem, score
+from contracts.triton_kernels import DEVICE, RUNS, compile_instead, for_hopper, here_only, needs_triton
 from thalweg.kernels.potentials import Chain
 
 INF = math.inf
@@ -22,7 +25,21 @@ INF = math.inf
 pytestmark = needs_triton
 if RUNS:
     from thalweg.kernels.gpu import chain as gpu
-    from thalweg.kernels.gpu import chain_launch
+    from thalweg.kernels.gpu import chain_launch, chain_walks, launching
+
+
+@pytest.fixture(autouse=True)
+def full_rooms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What kernels are given to write into was not clear: NaN, and -1."""
+    if RUNS:
+        room = launching.Room.like
+
+        def filled(*given: Any) -> Any:
+            made = room(*given)
+            made.memory.fill_(255)
+            return made
+
+        monkeypatch.setattr(launching.Room, "like", filled)
 
 
 # Transitions of each item, where shared ones and those of each step go the same ways.
@@ -36,29 +53,11 @@ PER_ITEM = pytest.param(1, marks=pytest.mark.slow)
 @pytest.mark.parametrize("C", [5, 60, 128, 300])
 def test_kernels_compile_for_hopper(kind: int, dtype: torch.dtype, C: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every launch is compiled to machine code instead; no GPU is needed, and nothing is computed."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from thalweg.kernels.gpu import chain, launching
 
-    names = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64", torch.int32: "*i32"}
-    compiled = set()
-
-    def compile_only(kernel, grid, *arguments, num_warps: int = 4, num_stages: int = 3, **constants) -> None:
-        signature = {
-            name: names[value.dtype] if isinstance(value, Tensor) else "i32"
-            for name, value in zip(kernel.arg_names, arguments, strict=False)
-        }
-        fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-        source = ASTSource(kernel, {**signature, **dict.fromkeys(constants, "constexpr")}, fixed)
-        options = {"num_warps": num_warps, "num_stages": num_stages}
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        assert made.metadata.shared < 227 * 1024, f"{kernel} wants {made.metadata.shared} bytes of shared memory"
-        compiled.add(kernel.__name__)
-
-    monkeypatch.setattr(chain, "launch", compile_only)
-    monkeypatch.setattr(launching, "launch", compile_only)
+    compiled = compile_instead(monkeypatch)
+    monkeypatch.setattr(launching, "launch", lambda kernel, grid, *given, **options: kernel[grid](*given, **options))
+    monkeypatch.setattr(launching, "_tapes", {})
     monkeypatch.setattr(gpu_chains, "DEVICE", "cpu")
     made, gold = problem(2, 40, C, kind, dtype)
     weights = torch.ones(2, dtype=dtype)
@@ -66,15 +65,13 @@ def test_kernels_compile_for_hopper(kind: int, dtype: torch.dtype, C: int, monke
         _, saved = chain.forward(made, labels, method=method, keep=keep)
         if saved is not None:
             chain.backward(made, saved, weights, labels)
-    for total in (False, True):
-        chain.at_once(made, gold, total, True)
-    chain._scale(tuple(torch.empty_like(x) for x in made[:4]), weights)
-    chain.viterbi(made)
+    chain.forward(made, gold, low_memory=True)
+    chain.at_once(made, gold, False)
+    chain.viterbi(made, "sequential")
     chain.viterbi(made, "chunked")
     chain.sample(made, torch.rand(1, 2, 40))
-    assert {"prepare", "log_recurse", "log_posterior", "finish", "trace", "sample_back"} <= compiled
-    held = {"recurse", "join", "posterior", "max_walk", "max_chunks", "trace_chunks", "join_chunks"}
-    assert (held <= compiled) == (kind < 2 and C <= 128)
+    assert {"prepare", "log_walk", "log_posterior", "finish", "way_back"} <= compiled
+    assert ({"walk", "join", "posterior"} <= compiled) == (kind < 2 and C <= 128)
 
 
 def labellings(chain: Chain, item: int) -> tuple[Tensor, Tensor]:
@@ -106,35 +103,10 @@ def assert_right(chain: Chain, gold: Tensor | None, *, factor: float = 1.0, **op
 
 
 @here_only
-@pytest.mark.parametrize("kind", [0, 1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("kind", "dtype"), [(0, torch.float32), (1, torch.float64), (2, torch.float64)])
 def test_values_and_gradients(kind: int, dtype: torch.dtype) -> None:
-    chain, gold = problem(3, 7, 5, kind, dtype)
+    chain, gold = problem(2, 7, 5, kind, dtype)
     assert_right(chain, gold)
-
-
-@here_only
-@pytest.mark.parametrize(
-    ("kind", "labelled", "dtype"), [(0, True, torch.float32), (1, False, torch.float64), (2, True, torch.float32)]
-)
-def test_values_and_gradients_at_once(kind: int, labelled: bool, dtype: torch.dtype) -> None:
-    chain, gold = problem(3, 7, 5, kind, dtype)
-    known, sign = (gold, -1.0) if labelled else (None, 1.0)
-    expected, slopes = oracle(chain, torch.full((3,), sign).to(chain.emissions), known)
-    for total in (False, True):
-        found = gpu.at_once(chain, known, total)
-        assert found is not None
-        values, saved, gradients, finite = found
-        assert finite is None
-        assert_close(values, sign * (expected.sum() if total else expected), 4)
-        for one, wanted, part in zip(gradients, slopes, chain, strict=False):
-            assert one.shape == part.shape
-            assert_close(one, wanted, 4)
-        weights = torch.linspace(0.5, -1.5, 3).to(chain.emissions)  # what was kept serves others, too
-        for one, wanted in zip(
-            gpu.backward(chain, saved, weights, known), oracle(chain, weights, known)[1], strict=True
-        ):
-            assert_close(one, wanted, 4)
 
 
 @here_only
@@ -148,7 +120,7 @@ def test_without_gold_and_with_padding_of_the_width() -> None:
 
 
 @here_only
-@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("kind", [0, PER_ITEM, 2])
 @pytest.mark.parametrize(("T", "C"), [(1, 3), (2, 1)])
 def test_smallest_sizes(kind: int, T: int, C: int) -> None:
     chain, gold = problem(2, T, C, kind)
@@ -172,21 +144,20 @@ def test_no_items() -> None:
 
 
 @here_only
-@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("kind", [0, PER_ITEM])
 def test_forbidden_moves_stay_in_the_scaled_domain(kind: int) -> None:
-    chain, gold = problem(3, 8, 6, kind, forbid=0.4)
+    chain, gold = problem(2, 7, 6, kind, forbid=0.4)
     saved = assert_right(chain, gold)
-    assert saved.flags.tolist() == [0, 0, 0]
+    assert saved.room.part(1).tolist() == [0, 0]
 
 
 @here_only
-@pytest.mark.parametrize("kind", [0, 1, 2])
-@pytest.mark.parametrize("scale", [300.0, 1e4])
+@pytest.mark.parametrize(("kind", "scale"), [(0, 1e4), (1, 300.0), (2, 1e4)])
 def test_wide_scores_go_to_the_log_domain(kind: int, scale: float) -> None:
     chain, gold = problem(2, 6, 4, kind, scale=scale)
     saved = assert_right(chain, gold, factor=30)
     if kind < 2:
-        assert saved.flags.tolist() == [1, 1]
+        assert saved.room.part(1).tolist() == [1, 1]
 
 
 @here_only
@@ -202,17 +173,27 @@ def test_a_path_that_both_walks_would_lose() -> None:
     parts = (part.to(DEVICE, torch.float32) for part in (emissions, transitions, nothing, nothing))
     chain = Chain(*parts, torch.tensor([T], device=DEVICE))
     saved = assert_right(chain, None, factor=10)
-    assert saved.flags.tolist() == [1]
+    assert saved.room.part(1).tolist() == [1]
+
+
+@here_only
+def test_what_only_the_way_backwards_may_lose() -> None:
+    # Walking backwards label 1 falls e^-70 behind label 0; forwards neither is ever behind by more than e^-50.
+    emissions = torch.zeros(1, 8, 2, device=DEVICE)
+    emissions[:, 1:, 0] = 10.0
+    moves, start = torch.tensor([[0.0, -INF], [-INF, 0.0]]).to(DEVICE), torch.tensor([-50.0, 0.0]).to(DEVICE)
+    chain = Chain(emissions, moves, start, torch.zeros_like(start), torch.tensor([8], device=DEVICE))
+    assert assert_right(chain, None).room.part(1).tolist() == [1]
 
 
 @here_only
 @pytest.mark.parametrize("kind", [0, PER_ITEM, 2])
 def test_infeasible_items_spoil_nothing(kind: int) -> None:
-    chain, gold = problem(3, 6, 4, kind)
+    chain, gold = problem(2, 5, 4, kind)
     emissions = chain.emissions.clone()
     emissions[0, 3] = -INF
     broken = chain._replace(emissions=emissions)
-    weights = torch.ones(3, device=DEVICE)
+    weights = torch.ones(2, device=DEVICE)
     for labels in (None, gold):
         values, saved = gpu.forward(broken, labels)
         slopes = gpu.backward(broken, saved, weights, labels)
@@ -220,27 +201,26 @@ def test_infeasible_items_spoil_nothing(kind: int) -> None:
         assert_close(values[1:], oracle(chain, weights, labels)[0][1:])
         assert all(torch.isfinite(slope).all() for slope in slopes)
     assert gpu.viterbi(broken)[0][0] == -INF
-    assert (gpu.sample(broken, torch.rand(1, 3, 6, device=DEVICE)) < 4).all()
+    assert (gpu.sample(broken, torch.rand(1, 2, 5, device=DEVICE)) < 4).all()
 
 
 @here_only
 @pytest.mark.parametrize("kind", [0, 2])
 def test_equal_calls_are_equal_and_padding_is_inert(kind: int) -> None:
-    chain, gold = problem(3, 7, 4, kind, scale=3.0)
-    weights = torch.tensor([0.3, -1.7, 2.1], device=DEVICE)
+    chain, gold = problem(2, 5, 4, kind, scale=3.0, seed=1)
+    weights = torch.tensor([0.3, -1.7], device=DEVICE)
 
     def everything(chain: Chain, gold: Tensor) -> list[Tensor]:
         values, saved = gpu.forward(chain, gold)
         return [values, *gpu.backward(chain, saved, weights, gold), *gpu.viterbi(chain)]
 
-    past = torch.arange(7, device=DEVICE) >= chain.lengths[:, None]
+    past = torch.arange(5, device=DEVICE) >= chain.lengths[:, None]
     other = chain._replace(emissions=chain.emissions.masked_fill(past[:, :, None], INF))
     if kind == 2:
         other = other._replace(transitions=chain.transitions.masked_fill(past[:, 1:, None, None], 1e30))
     before = [part.clone() for part in chain]
-    first = everything(chain, gold)
-    for again in (everything(chain, gold), everything(other, gold.masked_fill(past, 3))):
-        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    first, again = everything(chain, gold), everything(other, gold.masked_fill(past, 3))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, chain, strict=True))
 
 
@@ -255,11 +235,10 @@ def test_more_labels_than_registers_hold(kind: int) -> None:
 
 
 @here_only
-@pytest.mark.parametrize("kind", [0, 1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("kind", "dtype"), [(0, torch.float32), (1, torch.float64), (2, torch.float32)])
 def test_viterbi(kind: int, dtype: torch.dtype) -> None:
     for C, whole, forbid in ((5, True, 0.3), (20, False, 0.0)):  # whole numbers tie often
-        chain, _ = problem(4, 9, C, kind, dtype, whole=whole, forbid=forbid)
+        chain, _ = problem(3, 9, C, kind, dtype, whole=whole, forbid=forbid)
         scores, labels = gpu.viterbi(chain)
         assert torch.equal(labels.cpu(), best_labels(chain))
         assert_close(scores, score(Chain(*(part.cpu().double() for part in chain[:4]), chain.lengths), labels.cpu()))
@@ -300,33 +279,16 @@ def test_samples_invert_the_distribution(kind: int) -> None:
 
 
 @here_only
-@pytest.mark.parametrize("kind", [0, 1, 2])
-def test_top_k_against_enumeration(kind: int) -> None:
-    chain, _ = problem(2, 4, 3, kind, forbid=0.3)
-    scores, labels = gpu.top_k(chain, 5)
-    for b in range(2):
-        every, totals = labellings(chain, b)
-        best = totals.sort(descending=True, stable=True)
-        count = min(5, int((totals > -INF).sum()))
-        assert_close(scores[b, :count], best.values[:count])
-        assert torch.equal(labels[b, :count, : every.shape[1]].cpu(), every[best.indices[:count]])
-        assert (labels[b, count:] == -1).all()
-        assert (scores[b, count:] == -INF).all()
-        assert (labels[b, :, every.shape[1] :] == -1).all()
-
-
-@here_only
 @pytest.mark.parametrize("kind", [0, PER_ITEM, 2])
 def test_edges_and_expectations_against_enumeration(kind: int) -> None:
     chain, _ = problem(2, 4, 3, kind, forbid=0.3, scale=2.0)
     edges = gpu.edge_marginals(chain).cpu()
-    _, saved = gpu.forward(chain)
     for other_kind in (0, 1, 2):
         other, _ = problem(2, 4, 3, other_kind, seed=1)
         other = other._replace(lengths=chain.lengths, emissions=other.emissions.nan_to_num())
         if other_kind == 2:
             other = other._replace(transitions=other.transitions.nan_to_num())
-        found = gpu.expectation(chain, saved, other)
+        found = gpu.expectation(chain, other)
         for b in range(2):
             every, totals = labellings(chain, b)
             chances = totals.softmax(0)
@@ -343,38 +305,7 @@ def test_edges_and_expectations_against_enumeration(kind: int) -> None:
 def test_low_memory(kind: int) -> None:
     chain, gold = problem(3, 10, 4, kind, scale=2.0)
     saved = assert_right(chain, gold, low_memory=True)
-    assert saved.alphas.shape == (3, 3, 4)
-
-
-@here_only
-@pytest.mark.parametrize("kind", [0, PER_ITEM])
-def test_chunks_make_one_walk(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_launch, "WARM_UP", 12)
-    chain, gold = problem(2, 31, 4, kind)
-    assert_right(chain, gold, method="chunked")
-    bare, _ = gpu.forward(chain, gold, method="chunked", keep=False)
-    assert_close(bare, gpu.forward(chain, gold, method="sequential")[0])
-
-
-@here_only
-@pytest.mark.parametrize("hindrance", ["memory", "risk"])
-def test_chunks_that_do_not_fit_are_walked_again(hindrance: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_launch, "WARM_UP", 8)
-    chain, gold = problem(2, 30, 3, 0, scale=0.3, forbid=0.3 if hindrance == "risk" else 0.0)
-    if hindrance == "memory":  # a chain that stays where it is does not forget in eight steps
-        chain = chain._replace(transitions=5.0 * torch.eye(3, device=DEVICE))
-    assert_right(chain, gold, method="chunked")
-
-
-@here_only
-def test_the_oracle_can_fail() -> None:
-    chain, gold = problem(2, 5, 4, 0)
-    turned = chain._replace(transitions=chain.transitions.t().contiguous())
-    weights = torch.ones(2, device=DEVICE)
-    values, slopes = oracle(turned, weights, gold)
-    found, saved = gpu.forward(chain, gold)
-    assert (found.cpu() - values).abs().max() > 1e-2
-    assert (gpu.backward(chain, saved, weights, gold)[1].cpu() - slopes[1]).abs().max() > 1e-2
+    assert saved.room.part(0).shape == (3, 2, 4, 4)
 
 
 @here_only
@@ -390,11 +321,11 @@ def test_a_first_emission_far_above_its_start_score(dtype: torch.dtype) -> None:
     _, moves, start, end = gpu.backward(chain, saved, torch.ones(1, dtype=dtype, device=DEVICE))
     assert moves.tolist() == [[0, 1, 0], [0, 1, 0], [1, 0, 0]]
     assert (start.tolist(), end.tolist()) == ([0, 0, 1], [0, 1, 0])
-    assert gpu.expectation(chain, None, chain).tolist() == [-1e4]
+    assert gpu.expectation(chain, chain).tolist() == [-1e4]
 
 
 @here_only
-@pytest.mark.parametrize("label", [-1, 5, 10**12])
+@pytest.mark.parametrize("label", [-1, 10**12])
 def test_a_label_out_of_range_is_not_looked_up(label: int) -> None:
     chain, gold = problem(3, 6, 5, 0, torch.float64)
     expected = gpu.forward(chain, gold)[0]
@@ -424,20 +355,64 @@ def test_masks_are_counted_and_gaps_are_found(T: int) -> None:
 
 
 @here_only
-def test_repeated_calls_give_what_the_first_gave() -> None:
-    """The same shapes again, with other scores, one tensor in two places, and tensors that begin anywhere."""
-    for seed in range(3):
-        chain, gold = problem(3, 5, 3, 0, torch.float32)
-        chain = chain._replace(emissions=chain.emissions + seed, start=chain.end if seed == 0 else chain.start)
-        if seed == 2:
-            odd = torch.cat([chain.start.new_zeros(1), chain.emissions.flatten()])[1:].view_as(chain.emissions)
-            chain = chain._replace(emissions=odd)
-        weights = torch.rand(3).to(DEVICE)
-        values, saved = gpu.forward(chain, gold, sign=-1 if seed else 1)
-        expected = log_z(chain._replace(**{k: v.double() for k, v in chain._asdict().items() if k != "lengths"}))
-        found = gpu.forward(chain)[0]
-        assert torch.allclose(found.double(), expected, atol=1e-5), seed
-        slopes = gpu.backward(chain, saved, weights, gold)
-        again = gpu.backward(chain, gpu.forward(chain, gold)[1], weights, gold)
-        assert all(torch.equal(x, y) for x, y in zip(slopes, again, strict=True))
-        assert torch.equal(values, gpu.forward(chain, gold)[0] * (-1 if seed else 1))
+@pytest.mark.parametrize(
+    ("kind", "T", "dtype"), [(0, 31, torch.float32), pytest.param(1, 49, torch.float64, marks=pytest.mark.slow)]
+)
+def test_chunks_make_one_walk(kind: int, T: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_launch, "WARM_UP", 12)
+    chain, gold = problem(3, T, 4, kind, dtype, seed=1)
+    chain = chain._replace(emissions=2 * chain.emissions)  # what is seen counts for more than where one comes from
+    chain.lengths[1] = 1
+    assert assert_right(chain, gold, method="chunked").room.part(1).tolist() == [0] * 3
+    with whole_walks_left_out(monkeypatch):
+        values, _ = gpu.forward(chain, gold, method="chunked", keep=False)
+        scores, labels = gpu.viterbi(chain, "chunked")
+    assert_close(values, gpu.forward(chain, gold, method="sequential")[0])
+    assert torch.equal(labels.cpu(), best_labels(chain))
+    assert_close(scores, gpu.viterbi(chain, "sequential")[0])
+
+
+@contextmanager
+def whole_walks_left_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
+    """Walks from end to end are not launched; which items they would have been for."""
+    asked: list[list[int]] = []
+    start = launching.launch
+
+    def spied(kernel: Any, grid: tuple[int, ...], *given: Any, **options: Any) -> Any:
+        if kernel is chain_walks.walk and not options["WARM_UP"]:
+            asked.append(given[8].tolist())
+            return None
+        return start(kernel, grid, *given, **options)
+
+    with monkeypatch.context() as context:
+        context.setattr(launching, "launch", spied)
+        context.setattr(launching, "_tapes", {})  # what is recorded without them must not be repeated by others
+        yield asked
+
+
+@here_only
+@pytest.mark.parametrize("hindrance", ["early", "impossible", "risk"])
+def test_chunks_that_do_not_fit_are_walked_again(hindrance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_launch, "WARM_UP", 8)
+    chain, gold = problem(2, 24, 3, 0, scale=0.3, seed=5)
+    parts = {"lengths": torch.tensor([24, 8], device=DEVICE), "emissions": chain.emissions.nan_to_num()}
+    chain = chain._replace(**parts)
+    gold = gold.clamp(min=0)
+    if hindrance == "early":  # how far behind label 2 is only the very beginning tells
+        moves = torch.zeros(3, 3)
+        moves[2, :2] = moves[:2, 2] = -11.0
+        chain = chain._replace(start=torch.tensor([0.0, 0.0, -50.0], device=DEVICE), transitions=moves.to(DEVICE))
+    if hindrance == "impossible":
+        chain.emissions[0, 4] = -INF
+    if hindrance == "risk":
+        chain.transitions[1, 2] = -INF
+        gold.zero_()
+    with whole_walks_left_out(monkeypatch) as asked:
+        gpu.viterbi(chain, "chunked")
+        gpu.forward(chain, method="chunked", keep=False)
+    assert asked == ([[0, 0], [1, 1]] if hindrance == "risk" else [[1, 0], [1, 0]])
+    scores, labels = gpu.viterbi(chain, "chunked")
+    assert torch.equal(labels.cpu(), best_labels(chain))
+    assert (scores[0] == -INF) == (hindrance == "impossible")
+    if hindrance != "impossible":
+        assert_right(chain, gold, method="chunked")

@@ -16,7 +16,7 @@ pytestmark = needs_triton
 
 TESTS = Path(__file__).parents[1]
 GROUPS = {
-    "chains": ("kernels/test_gpu_chain.py", "kernels/test_gpu_chain_chunks.py", "kernels/test_gpu_chain_guess.py"),
+    "chains": ("kernels/test_gpu_chain.py", "kernels/test_gpu_chain_calls.py"),
     "memories": (
         "kernels/test_gpu_memory.py",
         "kernels/test_gpu_sparse_maps.py",

@@ -93,18 +93,15 @@ def _derived(ctx: Any, first: int, function: Callable[..., Sequence[Tensor]], co
 class _Call:
     """What :class:`_Value` is asked for, and in ``told`` whether it saw that every value is finite, None if not.
 
-    Where the caller is going to ``look`` it may also be a guess, which must be settled before anyone does.
     One argument, for torch looks at each by itself. The gold labels are its own: a backward pass may follow them.
     """
 
-    __slots__ = ("chain", "gold", "kernels", "look", "low_memory", "told", "total")
+    __slots__ = ("chain", "gold", "kernels", "low_memory", "told", "total")
 
-    def __init__(
-        self, kernels: ModuleType, chain: Chain, gold: Tensor | None, low_memory: bool, total: bool, look: bool = False
-    ):
+    def __init__(self, kernels: ModuleType, chain: Chain, gold: Tensor | None, low_memory: bool, total: bool):
         gold = None if gold is None else gold.clone(memory_format=torch.contiguous_format)
         self.kernels, self.chain, self.gold, self.low_memory, self.total = kernels, chain, gold, low_memory, total
-        self.look, self.told = look, None
+        self.told = None
 
 
 class _Value(torch.autograd.Function):
@@ -116,7 +113,7 @@ class _Value(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *inputs: Tensor):
         keep, kernels, gold, plain = True in ctx.needs_input_grad, call.kernels, call.gold, _plain(call.chain)
-        found = kernels.at_once(plain, gold, call.total, call.look) if keep and not call.low_memory else None
+        found = kernels.at_once(plain, gold, call.total) if keep and not call.low_memory else None
         if found is None:
             sign = 1 if gold is None else -1
             values, saved = kernels.forward(plain, gold, keep=keep, low_memory=call.low_memory, sign=sign)
@@ -181,7 +178,7 @@ class _Expectation(torch.autograd.Function):
     def forward(ctx: Any, kernels: ModuleType, p: Chain, q: Chain, *inputs: Tensor) -> Tensor:
         ctx.save_for_backward(*inputs)
         ctx.rest = p, q
-        return kernels.expectation(_plain(p), None, _plain(q))
+        return kernels.expectation(_plain(p), _plain(q))
 
     @staticmethod
     def backward(ctx: Any, *weights: Tensor):
@@ -219,17 +216,12 @@ def log_likelihood(
 
 
 def watched_log_likelihood(
-    chain: Chain, gold: Tensor, kernels: ModuleType, *, low_memory: bool = False, total: bool = False, look: bool = True
+    chain: Chain, gold: Tensor, kernels: ModuleType, *, low_memory: bool = False, total: bool = False
 ) -> tuple[Tensor, bool | None]:
-    """:func:`log_likelihood` by compiled kernels, and whether all of it is finite; None where no one looked.
-
-    Without ``look`` nothing waits for a GPU; with it, kernels may take shorter ways and wait to hear if they could.
-    """
-    call = _Call(kernels, chain, gold, low_memory, total, look)
+    """:func:`log_likelihood` by kernels, and whether all of it is finite; None where only a wait would tell."""
+    call = _Call(kernels, chain, gold, low_memory, total)
     values: Any = _Value.apply(call, *inputs_of(chain))
-    told, call.told = call.told, None
-    # What was guessed is as it should be from now on.
-    return values, told if told is None or isinstance(told, bool) else told.settled() or None
+    return values, call.told
 
 
 def _value(chain: Chain, gold: Tensor | None, backend: str, low_memory: bool, total: bool) -> Tensor:

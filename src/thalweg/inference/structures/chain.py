@@ -315,7 +315,7 @@ class LinearChain(Structure):
         if kernels is None:
             values, finite = ops.log_likelihood(self.potentials, value, backend=backend, **settings), None
         else:
-            values, finite = ops.watched_log_likelihood(self.potentials, value, kernels, look=self.checked, **settings)
+            values, finite = ops.watched_log_likelihood(self.potentials, value, kernels, **settings)
         if not self.checked or traced():
             return values
         # The one time that anything waits for the device:

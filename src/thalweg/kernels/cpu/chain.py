@@ -69,10 +69,8 @@ def forward(
     return torch.from_numpy(values), ()
 
 
-def at_once(
-    chain: Chain, gold: Tensor | None, total: bool, look: bool = False
-) -> tuple[Tensor, tuple[()], Gradients, bool]:
-    """log Z, or score(gold) - log Z; what :func:`backward` needs; the gradient; whether all is finite, ``look`` or not.
+def at_once(chain: Chain, gold: Tensor | None, total: bool) -> tuple[Tensor, tuple[()], Gradients, bool]:
+    """log Z, or score(gold) - log Z; what :func:`backward` needs; the gradient; whether all is finite.
 
     The values are (B,), or their sum; the gradient is that of the sum of log Z - score(gold).
     """
@@ -115,7 +113,7 @@ def edge_marginals(chain: Chain) -> Tensor:
     return moves.squeeze(2) if isinstance(chain.transitions, SparseTransitions) else moves
 
 
-def expectation(chain: Chain, saved: tuple[()] | None, other: Chain) -> Tensor:
+def expectation(chain: Chain, other: Chain) -> Tensor:
     """E_{y ~ chain}[score_other(y)], (B,), with 0 * -inf = 0."""
     added = "step" if "step" in (_added(chain), _added(other)) else "item"
     _, _, labels, moves, _, _ = _gradient(chain, None, None, added)

@@ -102,6 +102,17 @@ def held_matrix(source, rows, columns, CP: tl.constexpr, fill: tl.constexpr):
 
 
 @triton.jit
+def matrix_at(transitions, item, step, T, C, KIND: tl.constexpr):
+    """Where the matrix of moves from position ``step`` to the next begins; KIND 0: shared, 1: by item, 2: by step."""
+    place = transitions
+    if KIND == 1:
+        place += item.to(tl.int64) * C * C
+    if KIND == 2:
+        place += (item.to(tl.int64) * (T - 1) + step) * C * C
+    return place
+
+
+@triton.jit
 def argmax_lowest(x, index, CP: tl.constexpr):
     """The lowest index of the maximum of x, int32.
 
