@@ -144,55 +144,19 @@ def test_with_another_triton_all_launches_are_ordinary(version: str, monkeypatch
     for _ in range(3):
         machine.call(x, x)
     assert (machine.bodies, machine.repeats) == (3, [])
-    monkeypatch.setattr(launching, "here", lambda: (0, 7))
-    again = launching.repeated(machine.one, (5,), on_gpu(x), 3, key="key", BLOCK=16)
-    again()
-    assert len(machine.ordinary) == 8
-    assert launching.resumed(machine.one, (5, 1, 1), (0, 3), "key", (0, 7)) is None
-
-
-def on_gpu(x: Tensor) -> Any:
-    """Something that says it is there."""
-
-    class There(Tensor):
-        is_cuda = True  # pyright: ignore
-
-    return x.as_subclass(There)
-
-
-def test_what_is_repeated_looks_at_addresses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch)
-    monkeypatch.setattr(launching, "here", lambda: (0, 7))
-    x, y, odd = (on_gpu(torch.zeros(9)) for _ in range(3))
-    again = launching.repeated(machine.one, (5,), x, 3, key="key", BLOCK=16)
-    assert (len(machine.ordinary), machine.repeats) == (1, [])
-    again()
-    launching.repeated(machine.one, (5,), y, 3, key="key", BLOCK=16)
-    assert launching.resumed(machine.one, (5, 1, 1), (160, 3), "key", (0, 7)) is not None
-    assert len(machine.ordinary) == 1
-    assert machine.repeats == [("one", (5, 1, 1), (at, 3, 16)) for at in (x.data_ptr(), y.data_ptr(), 160)]
-    launching.repeated(machine.one, (5,), odd[1:], 3, key="key", BLOCK=16)
-    assert len(machine.ordinary) == 2
-
-
-def test_on_the_cpu_all_launches_are_ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch)
-    launching.repeated(machine.one, (5,), torch.zeros(8), 3, key="key", BLOCK=16)()
-    assert (len(machine.ordinary), machine.repeats) == (2, [])
+    assert len(machine.ordinary) == 6
 
 
 def test_what_is_kept_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
     monkeypatch.setattr(launching, "MOST", 4)
-    monkeypatch.setattr(launching, "_numbers", {})
-    x, numbers = torch.zeros(8), set()
+    x = torch.zeros(8)
     for n in range(10):
         machine.call(x, x, key=str(n))
         machine.call(x, x, key=str(n))
-        numbers.add(launching.numbered(n))
         assert len(launching._tapes) <= 4
-        assert len(launching._numbers) <= 4
-    assert machine.bodies == len(numbers) == 10
+        assert len(launching._known) <= 4
+    assert machine.bodies == 10
 
 
 def test_parts_lie_apart_and_keep_their_shapes() -> None:

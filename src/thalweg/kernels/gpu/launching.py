@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial, reduce
+from functools import cache, reduce
 from importlib import import_module
-from itertools import count
 from operator import itemgetter, or_
 from typing import Any, NamedTuple
 
@@ -21,17 +20,12 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "NOTHING",
     "Layout",
     "Room",
-    "here",
     "launch",
-    "numbered",
     "on_device_of",
     "overlapped",
-    "repeated",
     "replayed",
-    "resumed",
 ]
 
 TESTED = ((3, 6), (3, 7))  # versions of Triton, those of torch 2.11 to 2.13
@@ -66,10 +60,6 @@ class Layout(NamedTuple):
             places.append((size, dtype, shape))
             size += -(-math.prod(shape) * dtype.itemsize // _APART) * _APART
         return cls(size, tuple(places), tuple(place[0] for place in places))
-
-
-# Of launches that need no room.
-NOTHING = Layout.of()
 
 
 class Room(NamedTuple):
@@ -119,8 +109,6 @@ class _Variant(NamedTuple):
 
 _known: dict[tuple[Any, ...], _Variant] = {}
 _tapes: dict[Hashable, _Tape] = {}
-_numbers: dict[Hashable, int] = {}
-_counter = count()
 
 
 def _keep(kept: dict[Any, Any], key: Hashable, value: Any) -> None:
@@ -154,7 +142,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     key = (kernel, device, looks, *options.values())
     variant = _known.get(key)
     if variant is not None:
-        _again(variant, grid, _stream(device), arguments)()
+        variant.compiled[(*grid, 1, 1)[:3]](*arguments, *variant.constants, stream=_stream(device))
         return variant
     compiled = kernel[grid](*arguments, **options)
     if compiled is None or not _direct():  # nothing is compiled in the interpreter
@@ -162,62 +150,6 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     variant = _Variant(compiled, tuple(options[name] for name in kernel.arg_names[len(arguments) :]))
     _keep(_known, key, variant)
     return variant
-
-
-def _again(variant: _Variant, grid: tuple[int, ...], stream: int, given: Sequence[Any]) -> Callable[[], object]:
-    """What starts a variant on tensors or their addresses, and numbers."""
-    return partial(variant.compiled[(*grid, 1, 1)[:3]], *given, *variant.constants, stream=stream)
-
-
-def repeated(
-    kernel: Any, grid: tuple[int, ...], *arguments: Any, key: Hashable, **options: Any
-) -> Callable[[], object]:
-    """Start a kernel, and give what starts it again, on the same tensors.
-
-    ``key`` says all that decides types, numbers and options: under a key seen before no argument is looked at but for
-    its address.
-    """
-    tensors = [x for x in arguments if isinstance(x, Tensor)]
-    aligned = not reduce(or_, (x.data_ptr() for x in tensors), 0) & 15
-    if not (tensors[0].is_cuda and aligned and _direct()):
-        plain = partial(kernel[grid], *arguments, **options)
-        plain()
-        return plain
-    given = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
-    place = here()
-    again = resumed(kernel, grid, given, key, place)
-    if again is None:
-        variant = launch(kernel, grid, *arguments, **options)
-        assert variant is not None
-        _keep(_known, (kernel, place[0], key), variant)
-        again = _again(variant, grid, place[1], given)
-    return again
-
-
-def resumed(
-    kernel: Any, grid: tuple[int, ...], given: Sequence[Any], key: Hashable, place: tuple[int, int]
-) -> Callable[[], object] | None:
-    """Start a kernel that ``repeated`` has started under the key, and give what starts it again; None if it has not.
-
-    ``given`` are the arguments as the driver takes them, numbers and addresses, which must be multiples of 16 bytes:
-    no tensor need be made to point at a part of another. ``place`` says :func:`here`.
-
-    >>> resumed(None, (1, 1, 1), (), "doc", (0, 0)) is None
-    True
-    """
-    device, stream = place
-    variant = _known.get((kernel, device, key))
-    if variant is None:
-        return None
-    again = _again(variant, grid, stream, given)
-    again()
-    return again
-
-
-def here() -> tuple[int, int]:
-    """The current device and its current stream, where launches go."""
-    device = torch.cuda.current_device()
-    return device, _stream(device)
 
 
 def _stream(device: int) -> int:
@@ -249,18 +181,6 @@ def overlapped(x: Tensor) -> dict[str, bool]:
     {}
     """
     return {"launch_pdl": True} if x.is_cuda and _overlaps(x.device) else {}
-
-
-def numbered(key: Hashable) -> int:
-    """A number for a key, of no other key: found sooner among others than what has many parts.
-
-    >>> numbered(("doc", 1)) == numbered(("doc", 1)) != numbered(("doc", 2))
-    True
-    """
-    number = _numbers.get(key)
-    if number is None:
-        _keep(_numbers, key, number := next(_counter))
-    return number
 
 
 class _Tape(NamedTuple):
