@@ -160,7 +160,8 @@ def viterbi(chain: Chain, method: str = "auto") -> tuple[Tensor, Tensor]:
     if plan.B == 0:
         return chain.emissions.new_empty(0), chain.lengths.new_empty((0, plan.T))
     with on_device_of(chain.emissions):
-        return chain_launch.labels(plan, chain)[::-1]
+        labels, scores = chain_launch.labels(plan, chain)
+    return scores, labels
 
 
 def sample(chain: Chain, uniforms: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ from thalweg.kernels.gpu.arithmetic import (
 __all__: list[str] = []
 
 ROWS = tl.constexpr(32)  # positions of a block in `prepare`
+FEW = tl.constexpr(16)  # rows of a matrix, and chunks, at a time
 # Rows of `facts` (6 + blocks, B), float64: log sum(x_last) of four walks (forwards, backwards, and with a floor), then
 TOP = tl.constexpr(4)  # max A
 RISK = tl.constexpr(5)  # whether A is such that walks with a floor are needed
@@ -97,13 +98,12 @@ def prepare(
 
 @triton.jit
 def _prepare_matrix(source, target, facts, B, items, C, CP: tl.constexpr):
-    BR: tl.constexpr = 32 if CP > 32 else CP
     j = tl.arange(0, CP)[None, :]
-    strange = tl.zeros([BR], tl.int32)
-    lowest = tl.full([BR], float("inf"), source.dtype.element_ty)
-    highest = tl.full([BR], -float("inf"), source.dtype.element_ty)
-    for row in range(0, CP, BR):
-        i = row + tl.arange(0, BR)[:, None]
+    strange = tl.zeros([FEW], tl.int32)
+    lowest = tl.full([FEW], float("inf"), source.dtype.element_ty)
+    highest = tl.full([FEW], -float("inf"), source.dtype.element_ty)
+    for row in range(0, CP, FEW):
+        i = row + tl.arange(0, FEW)[:, None]
         inside = (i < C) & (j < C)
         scores = tl.load(source + i * C + j, mask=inside, other=-float("inf"))
         strange += tl.sum((scores != scores).to(tl.int32), axis=1)
@@ -117,8 +117,8 @@ def _prepare_matrix(source, target, facts, B, items, C, CP: tl.constexpr):
         item = begin + tl.arange(0, 128)
         tl.store(facts + B * TOP + item, told, mask=item < items)
         tl.store(facts + B * RISK + item, risky.to(tl.float64), mask=item < items)
-    for row in range(0, CP, BR):
-        i = row + tl.arange(0, BR)[:, None]
+    for row in range(0, CP, FEW):
+        i = row + tl.arange(0, FEW)[:, None]
         inside = (i < C) & (j < C)
         weights = precise_exp(tl.load(source + i * C + j, mask=inside, other=-float("inf")) - top)
         tl.store(target + i * C + j, weights, mask=inside)
@@ -249,7 +249,6 @@ def join(
     ends, and how many powers of two lie between. Where one ends and the next starts they must be equal up to a factor
     (of maxima a term) and rounding.
     """
-    BK: tl.constexpr = 16
     item, B = tl.program_id(0), tl.num_programs(0)
     wide = item.to(tl.int64)
     kind: tl.constexpr = entries.dtype.element_ty
@@ -257,10 +256,10 @@ def join(
     living = tl.maximum((final + chunk - 1) // chunk, 1)
     risky = item < 0 if MAX else tl.load(facts + B * RISK + item) != 0.0
     j = tl.arange(0, CP)[None, :]
-    wrong = tl.zeros([BK], tl.int32)
-    total = tl.zeros([BK], tl.float64)
-    for begin in range(0, tl.where(risky, 0, living), BK):
-        k = begin + tl.arange(0, BK)
+    wrong = tl.zeros([FEW], tl.int32)
+    total = tl.zeros([FEW], tl.float64)
+    for begin in range(0, tl.where(risky, 0, living), FEW):
+        k = begin + tl.arange(0, FEW)
         lives = k < living
         joined = lives & (k > 0)
         for backwards in tl.static_range(WAYS):
