@@ -14,6 +14,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from functools import partial
+from itertools import product
 from typing import Any
 
 from benchmarks.chain import crfsuite
@@ -41,14 +42,7 @@ MEMORY_SIZES: dict[str, list[Size]] = {
 }
 MEMORY_SECONDS = 200.0
 """That one call may take in the memory part."""
-# Few labels and many, for which the kernels on the CPU differ.
-FIRST_USE: dict[str, dict[str, list[Size]]] = {
-    "cpu": {
-        "nll": [(32, 128, 16), (32, 128, 32), (32, 128, 64), (32, 128, 128)],
-        "viterbi": [(256, 32, 9), (32, 128, 16), (32, 128, 64)],
-    },
-    "cuda": {"nll": [(32, 128, 16), (64, 512, 64)], "viterbi": [(32, 128, 16), (64, 512, 64)]},
-}
+FIRST_USE: list[Size] = [(32, 128, 16), (64, 512, 64)]
 SPARSE_SIZE: Size = (8, 128, 1024)
 TINY: list[Size] = [(4, 12, 5), (1, 20, 8)]
 
@@ -132,20 +126,19 @@ def measure_memory(run: Run) -> Facts:
 def measure_first_use(run: Run) -> Facts:
     """First calls, each in a process of its own that finds no compiled kernels, and in one that finds those of it.
 
-    The imports of torch and of Thalweg are not counted, those of what a call needs beside are.
+    On a GPU alone: kernels for the CPU are compiled when Thalweg is installed. The imports of torch and of Thalweg are
+    not counted, those of what a call needs beside are.
     """
     cells = []
-    for kind, sizes in FIRST_USE[run.args.device].items():
-        for size in TINY[:1] if run.args.quick else sizes:
-            asked = {"kind": kind, "size": size, "device": run.args.device, "threads": run.args.threads}
-            with tempfile.TemporaryDirectory() as folder:
-                places = {"NUMBA_CACHE_DIR": f"{folder}/numba", "TRITON_CACHE_DIR": f"{folder}/triton"}
-                hows = ("compiling", "from the cache")
-                rows = {how: alone(first, environment=places, **asked) for how in hows}
-            cells.append({"kind": kind, "size": list(size), **rows})
-            told = ", ".join(f"{how} {row['first']:.2f} s" for how, row in rows.items())
-            print(f"  {kind} {size}: {told}", flush=True)
-    return {"first_use": cells}
+    for kind, size in product(("nll", "viterbi"), FIRST_USE if run.args.device == "cuda" else []):
+        asked = {"kind": kind, "size": size, "device": run.args.device, "threads": run.args.threads}
+        with tempfile.TemporaryDirectory() as folder:
+            place = {"TRITON_CACHE_DIR": folder}
+            rows = {how: alone(first, environment=place, **asked) for how in ("compiling", "from the cache")}
+        cells.append({"kind": kind, "size": list(size), **rows})
+        told = ", ".join(f"{how} {row['first']:.2f} s" for how, row in rows.items())
+        print(f"  {kind} {size}: {told}", flush=True)
+    return {"first_use": cells} if cells else {}
 
 
 BENCHMARK = Benchmark(
