@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from contracts.structure import Case, StructureContract, same
+from contracts.triton_kernels import DEVICE, RUNS
 from oracles import alignments, chains
 from thalweg.errors import ConfigError, InfeasibleError, ShapeError
 from thalweg.inference import Alignment
@@ -24,7 +25,7 @@ KINDS = {
     "banded": {"band": 1},
 }
 SIZES = {"rows": ((3, 2), (2, 1), (2, 2)), "local": ((2, 1), (1, 1), (1, 2)), "chunks": ((3, 2), (2, 2), (3, 3))}
-BACKENDS = ("reference", "cpu", *(["gpu"] if torch.cuda.is_available() else []))
+BACKENDS = ("reference", "cpu", *(["gpu"] if RUNS else []))
 # The reference is the same code for every kind of grid, and slower.
 CASES = [(k, b) for k in KINDS for b in BACKENDS if b != "reference" or k in ("edits", "local")]
 
@@ -38,7 +39,7 @@ class TestAlignment(StructureContract):
     @pytest.fixture(autouse=True, params=CASES, ids="-".join)
     def _choose(self, request: pytest.FixtureRequest) -> None:
         self.kind, self.backend = request.param
-        self.device = "cuda" if self.backend == "gpu" else "cpu"
+        self.device = DEVICE if self.backend == "gpu" else "cpu"
 
     @property
     def sizes(self):

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import ctc_loss
 
 from contracts.structure import Case, StructureContract, same
+from contracts.triton_kernels import DEVICE, RUNS
 from oracles import alignments, chains
 from thalweg.errors import InfeasibleError, ShapeError
 from thalweg.inference import CTC, CTCLabellings, beam_search, exact_search, sample_sequences
@@ -18,7 +19,7 @@ INF = math.inf
 TARGETS = {"usual": ((1, 2), (2,), (1, 1)), "empty": ((1,), (), (2, 1, 2))}
 LENGTHS = (4, 2, 4)
 SIZE = 3
-BACKENDS = ("reference", "cpu", *(["gpu"] if torch.cuda.is_available() else []))
+BACKENDS = ("reference", "cpu", *(["gpu"] if RUNS else []))
 CASES = [("usual", "reference"), *(("usual", b) for b in BACKENDS[1:]), ("empty", "cpu")]
 
 
@@ -32,7 +33,7 @@ class TestCTC(StructureContract):
     @pytest.fixture(autouse=True, params=CASES, ids="-".join)
     def _choose(self, request: pytest.FixtureRequest) -> None:
         self.kind, self.backend = request.param
-        self.device = "cuda" if self.backend == "gpu" else "cpu"
+        self.device = DEVICE if self.backend == "gpu" else "cpu"
 
     def case(self, seed: int = 0, *, dtype: torch.dtype = torch.float64, constrained: bool = False) -> Case:
         scores = torch.randn(3, max(LENGTHS), SIZE, generator=torch.Generator().manual_seed(seed)).double()
@@ -127,7 +128,7 @@ def ragged(dtype: torch.dtype, blank: int = 0, seed: int = 0):
 @pytest.mark.parametrize(("dtype", "blank"), [(torch.float64, 0), (torch.float32, 0), (torch.float64, 6)])
 def test_torch_agrees_in_value_and_gradient(backend, dtype, blank):
     logits, targets, lengths, counts = ragged(dtype, blank)
-    device = "cuda" if backend == "gpu" else "cpu"
+    device = DEVICE if backend == "gpu" else "cpu"
     ours, theirs = (logits.to(device).clone().requires_grad_() for _ in range(2))
     losses = -CTC(
         ours.log_softmax(-1), targets, lengths=lengths, target_lengths=counts, blank=blank, backend=backend

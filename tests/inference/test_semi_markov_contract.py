@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from contracts.structure import Case, StructureContract, same
+from contracts.triton_kernels import DEVICE, here_only
 from oracles import segments as oracle
 from thalweg.inference.structures.semi_markov import SemiMarkov
 from thalweg.kernels.reference import segments as reference
@@ -54,7 +55,7 @@ class SegmentContract(StructureContract):
             scores["parts"][0, 1, 0, 1] = scores["parts"][2, 2, 1, 0] = scores["parts"][2, 4, 0, 1] = -math.inf
             scores["moves"][..., 1, 1] = -math.inf
             scores["durations"][..., 1, 0] = -math.inf
-        return Case({name: x.to(dtype) for name, x in scores.items()}, torch.tensor(LENGTHS))
+        return Case({name: x.to(self.device, dtype) for name, x in scores.items()}, torch.tensor(LENGTHS))
 
     def make(self, case: Case) -> SemiMarkov:
         content, begins = case.scores["parts"].unbind(2)
@@ -74,7 +75,7 @@ class SegmentContract(StructureContract):
         return tuple((f, p, inside[f]) for f, p in zip(firsts, [*firsts[1:], len(inside)], strict=False)) or None
 
     def tensor(self, case: Case, structures) -> Tensor:
-        rows = torch.full((len(structures), STEPS), -1)
+        rows = torch.full((len(structures), STEPS), -1, device=self.device)
         for row, y in zip(rows, structures, strict=True):
             for first, past, label in y:
                 row[first:past] = SIZE + label
@@ -89,7 +90,7 @@ class SegmentContract(StructureContract):
         )
 
     def padding(self, case: Case):
-        outside = torch.arange(STEPS) >= case.lengths.unsqueeze(1)
+        outside = (torch.arange(STEPS) >= case.lengths.unsqueeze(1)).to(self.device)
         masks = {"parts": outside[:, :, None, None].expand_as(case.scores["parts"])}
         if len(self.durations) == 4:
             masks["durations"] = outside[:, :, None, None].expand_as(case.scores["durations"])
@@ -112,6 +113,16 @@ class TestCompiled(SegmentContract):
 
 class TestCompiledWithScoresOfEachItem(SegmentContract):
     durations, moves, edges, backend = (3, MOST, SIZE), (3, SIZE, SIZE), False, "cpu"
+
+
+@here_only
+class TestGPU(SegmentContract):
+    backend, device = "gpu", DEVICE
+
+
+@here_only
+class TestGPUWithScoresOfEachItem(SegmentContract):
+    durations, moves, edges, backend, device = (3, MOST, SIZE), (3, SIZE, SIZE), False, "gpu", DEVICE
 
 
 class TestReference(SegmentContract):

@@ -30,6 +30,7 @@ GROUPS = {
         "inference/test_graph_replay.py",
     ),
 }
+STRUCTURES = ("inference/test_alignment.py", "inference/test_ctc.py", "inference/test_semi_markov_contract.py")
 
 
 @outside
@@ -38,6 +39,16 @@ def test_in_the_interpreter(group: str) -> None:
     run_in_the_interpreter(GROUPS[group])
 
 
+@outside
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("file", STRUCTURES)
+def test_structures_in_the_interpreter(file: str) -> None:
+    """Every law of structures, with values and gradients by the kernels."""
+    run_in_the_interpreter((file,), "-k", "gpu")
+
+
 def test_no_file_is_left_out() -> None:
-    marked = {path for path in TESTS.rglob("test_*.py") if "@here_only" in path.read_text()}
-    assert marked - {Path(__file__)} == {TESTS / file for files in GROUPS.values() for file in files}
+    texts = {path: path.read_text() for path in TESTS.rglob("test_*.py") if path != Path(__file__)}
+    marked = {path for path, text in texts.items() if "@here_only" in text or "if RUNS else" in text}
+    assert marked == {TESTS / file for files in (*GROUPS.values(), STRUCTURES) for file in files}
