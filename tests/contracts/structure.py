@@ -302,6 +302,13 @@ class StructureContract:
             else:
                 assert (divergence > 1e-3).any()
 
+    def test_another_set_is_refused(self):
+        case = self.case()
+        p, q = self.make(case), self.make(self.select(case, [1, 2, 0, *range(3, len(case.lengths))]))
+        for ask in (kl_divergence, lambda p, q: p.cross_entropy(q)):
+            with pytest.raises(ShapeError, match="must have the same"):
+                ask(p, q)
+
     def test_gradcheck(self):
         case = self.case()
         best = self.make(case).mode

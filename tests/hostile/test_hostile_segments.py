@@ -126,6 +126,20 @@ def test_numbers_of_answers_are_checked(k):
         made().top_k(k)
 
 
+def test_what_fits_no_memory_and_what_is_another_set():
+    with pytest.raises(ConfigError, match="`k` = 100000000 must fit into memory"):
+        made().top_k(10**8)
+    for other in (made(durations=torch.zeros(K + 1, C)), made(lengths=[T, 1])):
+        with pytest.raises(ShapeError, match="must have the same"):
+            made().kl_divergence(other)
+    # What either is by item or by position has a divergence from what is shared, not from each other.
+    by_item, by_position = made(durations=torch.zeros(B, K, C)), made(durations=torch.zeros(B, T, K, C))
+    for other in (by_item, by_position):
+        torch.testing.assert_close(made().kl_divergence(other), torch.zeros(B), atol=1e-6, rtol=0)
+    with pytest.raises(ShapeError, match="must have the same"):
+        by_item.kl_divergence(by_position)
+
+
 def test_transforms_are_followed():
     """Under torch.func plain PyTorch answers."""
     content = torch.randn(3, B, T, C, dtype=torch.float64)

@@ -190,6 +190,13 @@ def test_what_does_not_fit_is_told_of():
         "not both 0": lambda: Alignment(good, moves=((1, 1), (0, 0), (1, 0))),
         "different pairs": lambda: Alignment(good, moves=((1, 1), (1, 1), (1, 0))),
         "pairs of numbers": lambda: Alignment(good, moves=(1, 2, 3)),  # type: ignore[arg-type]
+        r"pairs of numbers.*got \(\(1.5, 1\)": lambda: Alignment(good, moves=((1.5, 1), (1, 0), (0, 1))),  # type: ignore[arg-type]
+        "same `moves`": lambda: Alignment(good).kl_divergence(Alignment(good, moves=((1, 0), (1, 1), (0, 1)))),
+        "same `local`": lambda: Alignment(good).cross_entropy(Alignment(good, local=True)),
+        "same lengths and `band`": lambda: Alignment(good).kl_divergence(Alignment(good, band=1)),
+        "`k` = 100000000 must fit into memory": lambda: Alignment(good, backend="reference").top_k(10**8),
+        "got list": lambda: Alignment(good).score([[[1, 1, 0]]]),  # type: ignore[arg-type]
+        "`delete` must be a number or a tensor, got str": lambda: Alignment.of_edits(good[..., 0], "a", 0.0),  # type: ignore[arg-type]
         "`match` must be": lambda: Alignment.of_edits(good, 0.0, 0.0),
         "`insert` must broadcast": lambda: Alignment.of_edits(good[..., 0], 0.0, torch.zeros(7)),
         "unknown backend": lambda: Alignment(good, backend="cqu"),

@@ -220,6 +220,16 @@ def test_what_does_not_fit_is_told_of():
         "got 9 at place": lambda: CTC(good, targets + 8),
         "`lengths` must lie in 1..3, got 0": lambda: CTC(good, targets, lengths=[0, 3]),
         "`target_lengths` must lie in 0..2, got 3": lambda: CTC(good, targets, target_lengths=[3, 1]),
+        r"`targets` must be integers \(B, U\) with B = 2, got \(2, 2\) torch.complex64": lambda: CTC(
+            good, targets.to(torch.complex64)
+        ),
+        "got list": lambda: CTC(good, targets).score([[0, 1, 2]]),  # type: ignore[arg-type]
+        "B = 2 and T = 3, got NoneType": lambda: CTC(good, targets).positions(None),  # type: ignore[arg-type]
+        "same `targets`": lambda: CTC(good, targets).kl_divergence(CTC(good, targets.flip(0))),
+        "same `blank`": lambda: CTC(good[:1], targets[:1, :1]).kl_divergence(CTC(good[:1], targets[:1, :1], blank=2)),
+        "numbers of items in 0..1, got": lambda: CTCLabellings(good).begin(torch.tensor([-1])),
+        r"integers \(R,\)": lambda: CTCLabellings(good).begin(torch.tensor([0.0])),
+        r"labels must be integers \(B, T\)": lambda: CTCLabellings(good).joined(torch.zeros(3)),
         "labels must be integers": lambda: CTC(good, targets).score(torch.zeros(2, 2).long()),
         "a finite label in every frame": lambda: CTCLabellings(torch.full((1, 2, 3), -INF)),
     }.items():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from operator import index
 
 import torch
 from torch import Tensor
 
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.structures.chain_inputs import require_tensor
-from thalweg.inference.structures.lattice import PathStructure, counted
+from thalweg.inference.structures.lattice import PathStructure, counted, require_integers
 from thalweg.kernels import lattice as ops
 from thalweg.kernels.lattice import Lattice
 from thalweg.kernels.tracing import traced, uncompiled
@@ -20,7 +21,7 @@ _MOST = 64  # moves: a kernel looks at each at every cell
 
 def _moves(given: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
     try:
-        moves = tuple((int(a), int(b)) for a, b in given)
+        moves = tuple((index(a), index(b)) for a, b in given)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"`moves` must be pairs of numbers of symbols, got {given!r}") from error
     wrong = [move for move in moves if min(move) < 0 or max(move) < 1]
@@ -122,7 +123,10 @@ class Alignment(PathStructure):
             ("delete", delete, (batch, rows, columns + 1)),
             ("insert", insert, (batch, rows + 1, columns)),
         ):
-            gap = torch.as_tensor(given, dtype=match.dtype, device=match.device)
+            try:
+                gap = torch.as_tensor(given, dtype=match.dtype, device=match.device)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ShapeError(f"`{name}` must be a number or a tensor, got {type(given).__name__}") from error
             try:
                 gaps.append(gap.expand(shape))
             except RuntimeError as error:
@@ -141,6 +145,11 @@ class Alignment(PathStructure):
         """Which moves may be part of a path, (B, I + 1, J + 1, M)."""
         return ops.inside(self.lattice)
 
+    def _differences(self, other: Alignment) -> Iterator[tuple[str, bool]]:
+        yield "`moves`", self.lattice.moves == other.lattice.moves
+        yield "`local`", self.lattice.ends == other.lattice.ends
+        yield "lengths and `band`", torch.equal(self.inside, other.inside)
+
     def of_moves(self, moves: Tensor) -> Tensor:
         """Paths (.., B, S) as (.., B, S, 3)."""
         kinds, width = len(self.lattice.moves), self.lattice.width
@@ -152,11 +161,7 @@ class Alignment(PathStructure):
         """Paths (.., B, S, 3) as ones and zeros (.., B, I + 1, J + 1, M); rows of -1 count for nothing."""
         _, *sizes = self.lattice.scores.shape
         batch, (steps, _) = len(self.lattice.rows), self.event_shape
-        if value.shape[-3:] != (batch, steps, 3) or value.is_floating_point():
-            raise ShapeError(
-                f"alignments must be integers (.., B, S, 3) with B = {batch} and S = {steps}, "
-                f"got {tuple(value.shape)} {value.dtype}"
-            )
+        require_integers("alignments", value, "(.., B, S, 3)", {"B": batch, "S": steps}, (batch, steps, 3))
         value = value.to(self.lattice.scores.device, torch.long)
         there = value[..., 0] >= 0
         limits = torch.tensor(sizes, device=value.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,13 @@ from torch.distributions import Distribution, register_kl
 
 from thalweg.errors import ConfigError, InfeasibleError, ShapeError
 from thalweg.inference.structures.perturbation import PerturbedMode, gumbel
+from thalweg.kernels.room import enough_memory
 from thalweg.kernels.semirings import Draw, Entropy, Expectation, KMax, Log, Max, Semiring
 from thalweg.kernels.tracing import traced, uncompiled
 
 Inputs = tuple[Tensor, ...]
 _AT_ONCE = 2**22  # numbers that samples are drawn from in one go
+_KEPT = 8  # numbers for each score that a recursion keeps for its gradient
 
 
 @uncompiled
@@ -148,7 +150,7 @@ class Structure(Distribution):
         Where fewer than k exist the rest has score -inf and is -1 throughout.
         """
         self._positive("k", k)
-        with torch.enable_grad():
+        with torch.enable_grad(), enough_memory(_KEPT * k * sum(x.numel() for x in self.inputs), k=k):
             parts, *others = (x.detach() for x in self.inputs)
             best = self._fold(KMax(k), (parts.requires_grad_(), *others))  # (k, B)
             self._feasible(best[0].detach())
@@ -223,6 +225,14 @@ class Structure(Distribution):
             raise ShapeError(
                 f"the other must be a {type(self).__name__} of shape {tuple(self.inputs[0].shape)}, got {got}"
             )
+        if self.checked and not traced() and other is not self:
+            for what, same in self._differences(other):
+                if not same:
+                    raise ShapeError(f"both must have the same {what}: they are distributions over one set")
+
+    def _differences(self, other: Any) -> Iterator[tuple[str, bool]]:
+        """What makes the set of structures, and whether the other has the same."""
+        yield "`lengths`", torch.equal(self.inside, other.inside)
 
     def _both(self, other: Structure) -> tuple[Inputs, Inputs]:
         """Inputs of this and another over the same set in float64: sums over long items are large and nearly equal."""

@@ -363,8 +363,6 @@ class LinearChain(Structure):
         """This chain and another of the same shape in float64, and the backend for both: this one's, if it can be."""
         self._require_alike(other)
         assert isinstance(other, LinearChain)
-        if self.checked and not traced() and not torch.equal(self.potentials.lengths, other.potentials.lengths):
-            raise ShapeError("both chains must have the same `lengths`")
         backend = self._require_feasible()
         theirs = backend if other is self else other._require_feasible()
         sparse = isinstance(other.potentials.transitions, SparseTransitions)  # which not every backend has

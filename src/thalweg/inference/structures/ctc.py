@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg.errors import InfeasibleError, ShapeError
 from thalweg.inference.search.protocol import Hypotheses
 from thalweg.inference.structures.chain_inputs import require_tensor
-from thalweg.inference.structures.lattice import PathStructure, counted
+from thalweg.inference.structures.lattice import INTEGERS, PathStructure, counted, require_integers
 from thalweg.kernels.lattice import Lattice
 from thalweg.kernels.tracing import traced, uncompiled
 
@@ -34,23 +34,26 @@ def _frames(log_probs: Tensor, lengths: Tensor | Sequence[int] | None, blank: in
     return log_probs, counted("lengths", lengths, batch, 1, steps)
 
 
-def _targets(targets: Tensor, target_lengths: Tensor | Sequence[int] | None, shape: torch.Size, blank: int):
-    """Targets (B, U) on the CPU with blanks past their lengths, and the lengths."""
+def _spaced(targets: Tensor, counts: Tensor | Sequence[int] | None, shape: torch.Size, blank: int):
+    """Targets with a blank before, between and after their symbols, and past them, (B, 2 U + 1), and their lengths."""
     batch, _, size = shape
-    if not isinstance(targets, Tensor) or targets.dim() != 2 or len(targets) != batch or targets.is_floating_point():
+    if not isinstance(targets, Tensor) or targets.dtype not in INTEGERS or targets.shape[:-1] != (batch,):
         got = f"{tuple(targets.shape)} {targets.dtype}" if isinstance(targets, Tensor) else type(targets).__name__
         raise ShapeError(f"`targets` must be integers (B, U) with B = {batch}, got {got}")
-    counts = counted("target_lengths", target_lengths, batch, 0, targets.shape[1])
-    host = targets.detach().cpu().numpy()  # a few numbers, which torch takes longer to look at
-    there = np.arange(host.shape[1]) < counts.numpy()[:, None]
-    wrong = ((host < 0) | (host >= size) | (host == blank)) & there
-    if wrong.any():
-        item, place = (int(at[0]) for at in wrong.nonzero())
+    width = targets.shape[1]
+    counts = counted("target_lengths", counts, batch, 0, width)
+    given = targets.cpu().numpy()  # a few numbers, which torch takes longer to look at
+    there = np.arange(width) < counts.numpy()[:, None]
+    symbols = given[there]
+    if symbols.size and (symbols.min() < 0 or symbols.max() >= size or (symbols == blank).any()):
+        item, place = np.argwhere(((given < 0) | (given >= size) | (given == blank)) & there)[0]
         raise ShapeError(
             f"`targets` must be labels in 0..{size - 1} other than the blank {blank}, "
-            f"got {host[item, place]} at place {place} of batch item {item}"
+            f"got {given[item, place]} at place {place} of batch item {item}"
         )
-    return np.where(there, host, blank).astype(np.int64), counts
+    spaced = np.full((batch, 2 * width + 1), blank, np.int64)
+    spaced[:, 1::2][there] = symbols
+    return torch.from_numpy(spaced), counts
 
 
 @uncompiled
@@ -99,14 +102,18 @@ class CTC(PathStructure):
         validate_args: bool | None = None,
     ):
         log_probs, frames = _frames(log_probs, lengths, blank)
-        host, counts = _targets(targets, target_lengths, log_probs.shape, blank)
-        self.blank, self.targets, self.target_lengths = blank, torch.from_numpy(host), counts
-        spaced = np.full((len(host), 2 * host.shape[1] + 1), blank, np.int64)
-        spaced[:, 1::2] = host
-        device, labels = log_probs.device, torch.from_numpy(spaced)
-        ends = (2 * counts).to(device)
-        lattice = Lattice(log_probs, _MOVES, frames.to(device), ends, labels=labels.to(device), ends=2)
+        labels, counts = _spaced(targets, target_lengths, log_probs.shape, blank)
+        self.blank, self.target_lengths = blank, counts
+        device = log_probs.device
+        rows, columns, labels = frames.to(device), (counts + counts).to(device), labels.to(device)
+        lattice = Lattice(log_probs, _MOVES, rows, columns, labels=labels, ends=2)
         super().__init__(lattice, (log_probs.shape[1],), backend, validate_args)
+
+    @property
+    def targets(self) -> Tensor:
+        """(B, U) int64, blanks past the length of each."""
+        assert self.lattice.labels is not None
+        return self.lattice.labels[:, 1::2]
 
     @property
     def lengths(self) -> Tensor:
@@ -120,7 +127,8 @@ class CTC(PathStructure):
         >>> CTC(torch.zeros(1, 4, 2), torch.tensor([[1, 1]])).frames_needed
         tensor([3])
         """
-        equal = (self.targets[:, 1:] == self.targets[:, :-1]) & (self.targets[:, 1:] != self.blank)
+        targets = self.targets.cpu()
+        equal = (targets[:, 1:] == targets[:, :-1]) & (targets[:, 1:] != self.blank)
         return self.target_lengths + equal.sum(-1)
 
     @property
@@ -142,6 +150,12 @@ class CTC(PathStructure):
                 f"got {int(self.lattice.rows[item])}: every structure has score -inf; give it more frames"
             ) from None
 
+    def _differences(self, other: CTC) -> Iterator[tuple[str, bool]]:
+        yield from super()._differences(other)
+        yield "`blank`", self.blank == other.blank
+        yield "`targets`", torch.equal(self.targets, other.targets)
+        yield "`target_lengths`", torch.equal(self.target_lengths, other.target_lengths)
+
     def of_moves(self, moves: Tensor) -> Tensor:
         """Paths (.., B, T) as the labels of frames."""
         labels, width, kinds = self.lattice.labels, self.lattice.width, len(_MOVES)
@@ -151,14 +165,14 @@ class CTC(PathStructure):
 
     def parts_of(self, value: Tensor) -> Tensor:
         """One-hot vectors (.., B, T, C) of labels (.., B, T), 0 past the length."""
-        batch, steps, size = self.lattice.scores.shape[-3:]
-        if value.shape[-2:] != (batch, steps) or value.is_floating_point():
-            raise ShapeError(
-                f"labels must be integers (.., B, T) with B = {batch} and T = {steps}, "
-                f"got {tuple(value.shape)} {value.dtype}"
-            )
+        size = self.lattice.scores.shape[-1]
+        self._require_labels(value)
         own = value.to(self.lattice.scores.device).unsqueeze(-1) == torch.arange(size, device=self.lattice.rows.device)
         return (own & self.inside).to(self.lattice.scores.dtype)
+
+    def _require_labels(self, value: Tensor) -> None:
+        batch, steps = self.lattice.scores.shape[-3:-1]
+        require_integers("labels", value, "(.., B, T)", {"B": batch, "T": steps}, (batch, steps))
 
     def structure_of(self, parts: Tensor) -> Tensor:
         """The labels that one-hot vectors mark, -1 where they mark none."""
@@ -191,6 +205,8 @@ class CTC(PathStructure):
         >>> CTC(torch.zeros(1, 3, 3), torch.tensor([[1, 2]])).positions(torch.tensor([[1, 1, 2]]))
         tensor([[0, 0, 1]])
         """
+        self._require_labels(value)
+        value = value.to(self.lattice.scores.device)
         there = (value != self.blank) & self.inside.squeeze(-1)
         return torch.where(there, self._begins(value).cumsum(-1) - 1, -1)
 
@@ -242,7 +258,7 @@ class CTCLabellings:
         if len(wrong):
             item, frame = wrong[0].tolist()
             raise ShapeError(
-                f"`log_probs` must have a finite label in every frame, got none in frame {frame} of {item}"
+                f"`log_probs` must have a finite label in every frame, got none in frame {frame} of batch item {item}"
             )
         self.frames = torch.where(there.unsqueeze(-1), frames, -torch.inf)
 
@@ -261,6 +277,8 @@ class CTCLabellings:
         >>> CTCLabellings(torch.zeros(1, 4, 2)).joined(torch.tensor([[1, 1, 0, 1]]))
         [[1, 1]]
         """
+        if path.dim() != 2 or path.dtype not in INTEGERS:
+            raise ShapeError(f"labels must be integers (B, T), got {tuple(path.shape)} {path.dtype}")
         before = torch.nn.functional.pad(path[:, :-1], (1, 0), value=-1)
         kept = (path != before) & (path != self.eos) & (path >= 0)
         return [row[keep].tolist() for row, keep in zip(path, kept, strict=True)]
@@ -271,6 +289,12 @@ class CTCLabellings:
 
     def begin(self, inputs: Tensor) -> _Prefix:
         """The empty prefix of the items with these numbers."""
+        items = len(self.frames)
+        rows = len(inputs) if isinstance(inputs, Tensor) and inputs.dim() == 1 else 0
+        require_integers("`inputs`", inputs, "(R,), numbers of items,", {"B": items}, (rows,))
+        if rows and not 0 <= int(inputs.min()) <= int(inputs.max()) < items:
+            raise ShapeError(f"`inputs` must be numbers of items in 0..{items - 1}, got {inputs.tolist()}")
+        inputs = inputs.to(self.device, torch.long)
         blank = torch.nn.functional.pad(self.frames[inputs][..., self.eos].cumsum(-1), (1, 0))
         return _Prefix(inputs, torch.full_like(inputs, -1), blank, torch.full_like(blank, -torch.inf), False)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -125,6 +125,12 @@ class SemiMarkov(Structure):
         other._lengths, other.backend = self._lengths, self.backend
         other.scores = tuple(inputs)  # type: ignore[assignment]
         return other
+
+    def _differences(self, other: SemiMarkov) -> Iterator[tuple[str, bool]]:
+        yield from super()._differences(other)
+        dims = {self.scores[1].dim(), other.scores[1].dim()}
+        alike = self.max_duration == other.max_duration and dims != {3, 4}
+        yield "K, and `durations` by item or by position", alike
 
     def fold(self, semiring: Semiring, *inputs: tuple[Tensor, ...]) -> Tensor:
         """The recursion by plain PyTorch, in float64."""
