@@ -6,7 +6,7 @@
 Needs torch-struct==0.5 in this Python's environment. Both sides begin with content (B, T, C), durations (K, C) and
 transitions (C, C); torch-struct has to expand them to (B, T, K, C, C) and works on matrices of (K C)^2, so the larger
 sizes are ours alone. Values, gradients and the scores of modes must agree before anything is timed. Where lengths
-differ torch-struct's log Z is compared too, and what it is wrong by is told, not timed.
+differ torch-struct's log Z is compared too, and what it is wrong by is told, not timed. Memory is ours alone.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.declaration import Benchmark, Facts, NothingToCompareError, Run, demand
+from benchmarks.harness.device import peak_extra
+from benchmarks.harness.process import alone
 from benchmarks.harness.timing import Job
 from thalweg.inference import SemiMarkov
 
 # B, T, K, C
 SIZES = [(1, 32, 4, 4), (8, 64, 4, 4), (8, 64, 8, 4), (2, 64, 8, 8)]
+LONG = [(1, 10_000, 100, 10), (1, 100_000, 100, 10), (1, 100_000, 600, 20), (1, 1_000_000, 100, 10)]
 ALONE = [(8, 1000, 50, 20), (64, 200, 100, 10), (1, 10_000, 200, 20), (1, 100_000, 100, 10)]
 TINY, TINY_ALONE = [(2, 6, 3, 2)], [(1, 40, 5, 3)]
 TOLERANCE = 2e-5
@@ -44,12 +47,12 @@ def peer(run: Run) -> ModuleType:
     return torch_struct
 
 
-def scores_of(run: Run, size: tuple[int, ...]) -> Scores:
+def scores_of(device: str, size: tuple[int, ...]) -> Scores:
     """Content, durations and transitions, as leaves."""
     batch, steps, most, labels = size
     draw = torch.Generator().manual_seed(sum(size))
     found = [torch.randn(shape, generator=draw) for shape in ((batch, steps, labels), (most, labels), (labels, labels))]
-    return tuple(x.to(run.args.device).requires_grad_() for x in found)  # type: ignore[return-value]
+    return tuple(x.to(device).requires_grad_() for x in found)  # type: ignore[return-value]
 
 
 def expanded(scores: Scores) -> Tensor:
@@ -103,7 +106,7 @@ def charts(size: tuple[int, ...]) -> float:
 def compare(run: Run, question: str, size: tuple[int, ...], sides: tuple[str, ...]) -> Facts:
     """One question at one size; in float64 both sides must agree, and ours in float32 with that."""
     print(f" {question} (B, T, K, C) = {size}", flush=True)
-    ask, scores = QUESTIONS[question], scores_of(run, size)
+    ask, scores = QUESTIONS[question], scores_of(run.args.device, size)
 
     def check(answers: dict[str, Any]) -> float:
         wide: Any = tuple(x.detach().double().requires_grad_() for x in scores)
@@ -137,13 +140,28 @@ def cells(run: Run) -> Facts:
 
 def lengths(run: Run) -> Facts:
     """log Z of a batch of different lengths by torch-struct, beside each item by itself."""
-    scores: Any = tuple(x.detach().double() for x in scores_of(run, (3, 8, 3, 2)))
+    scores: Any = tuple(x.detach().double() for x in scores_of(run.args.device, (3, 8, 3, 2)))
     counts = torch.tensor([8, 5, 3], device=run.args.device)
     ours = SemiMarkov(*scores, lengths=counts).log_partition
     theirs = run.shared.SemiMarkovCRF(expanded(scores), lengths=counts + 1).partition.detach()
     single = [SemiMarkov(scores[0][b : b + 1, :n], *scores[1:]).log_partition for b, n in enumerate(counts.tolist())]
     demand("a batch of different lengths beside each item by itself", apart(ours, torch.cat(single)), 1e-9)
     return {"lengths": {"counts": counts.tolist(), "off": (theirs - ours).tolist()}}
+
+
+def peaks(size: tuple[int, ...]) -> Facts:
+    """Bytes at the highest point of each question, over the scores; in a process of its own."""
+    for question in QUESTIONS.values():  # what loads at the first call
+        question(OURS, torch, scores_of("cpu", TINY[0]))
+    scores = scores_of("cpu", size)
+    return {name: peak_extra(lambda ask=ask: ask(OURS, torch, scores), "cpu") for name, ask in QUESTIONS.items()}
+
+
+def memory(run: Run) -> Facts:
+    """What long sequences take, on the CPU."""
+    sizes = TINY_ALONE if run.args.quick else LONG
+    found = [{"size": list(size), "bytes": alone(peaks, threads=run.args.threads, size=size)} for size in sizes]
+    return {"memory": found}
 
 
 def report(facts: Facts) -> list[str]:
@@ -173,7 +191,20 @@ def report(facts: Facts) -> list[str]:
         ratio = f"{cell['ratio']['median']:.0f}" if cell["ratio"] else "–"
         size = " | ".join(f"{n:,}" for n in cell["size"])
         lines.append(f"| {cell['question']} | {size} | {' | '.join(times)} | {ratio} | {cell['chart_gb']:,.2g} GB |")
+    if "memory" in facts:
+        lines += ["", "Memory of one call at its highest, beside the scores given, in a process of its own:", ""]
+        lines += [f"| B | T | K | C | {' | '.join(QUESTIONS)} | T K C numbers |", "|--:|--:|--:|--:|--:|--:|--:|"]
+    for cell in facts.get("memory", ()):
+        batch, steps, most, labels = cell["size"]
+        taken = " | ".join(f"{cell['bytes'][name] / 2**20:,.0f} MiB" for name in QUESTIONS)
+        size = " | ".join(f"{n:,}" for n in cell["size"])
+        lines.append(f"| {size} | {taken} | {4 * batch * steps * most * labels / 2**20:,.0f} MiB |")
     return lines
 
 
-BENCHMARK = Benchmark(parts={"cells": cells, "lengths": lengths}, begin=peer, report=report, packages=("torch-struct",))
+BENCHMARK = Benchmark(
+    parts={"cells": cells, "lengths": lengths, "memory": memory},
+    begin=peer,
+    report=report,
+    packages=("torch-struct",),
+)

@@ -112,6 +112,39 @@ def test_planted_errors_rank_first_in_other_languages(language: str, shared_data
     assert len(set(order[:60]) & wrong) >= 17
 
 
+@pytest.mark.slow
+def test_which_errors_an_audit_finds(shared_data: Path):
+    """Targets passed on, targets cut in half, single sounds changed, which are little beside the rest of an entry."""
+    file = shared_data / "g2p" / "low" / "ice_train.tsv"
+    if not file.is_file():
+        pytest.skip(f"needs {file.name}, not in {file.parent}; set THALWEG_DATA")
+    rows = [line.split("\t")[:2] for line in file.read_text(encoding="utf-8").splitlines()]
+    pairs = [(x, tuple(y.split())) for x, y in rows]
+    draw = random.Random(5)
+    chosen, sounds = draw.sample(range(len(pairs)), 30), sorted({sound for _, y in pairs for sound in y})
+    passed_on, changed, halved = chosen[:10], chosen[10:20], chosen[20:]
+    wrong = dict(zip(passed_on, [pairs[n][1] for n in [*passed_on[1:], passed_on[0]]], strict=True))
+    for n in changed:
+        target = list(pairs[n][1])
+        place = draw.randrange(len(target))
+        target[place] = draw.choice([sound for sound in sounds if sound != target[place]])
+        wrong[n] = tuple(target)
+    wrong |= {n: pairs[n][1][: max(1, len(pairs[n][1]) // 2)] for n in halved}
+    planted_ones = [(x, wrong.get(n, y)) for n, (x, y) in enumerate(pairs)]
+    order = ChunkAligner().fit(planted_ones).surprise(planted_ones).argsort(descending=True).tolist()
+    assert {*passed_on, *halved} <= set(order[:30])
+    assert len(set(order[:100]) & set(changed)) >= 6
+
+
+def test_passes_are_told_and_pairs_beyond_memory_are_refused():
+    heard = []
+    aligner = ChunkAligner(iterations=3, tolerance=0.0).fit(TINY, listener=heard.append)
+    assert [(event["done"], event["of"]) for event in heard] == [(n, 3) for n in (1, 2, 3)]
+    assert len(aligner.history) == 4
+    with pytest.raises(ConfigError, match=r"`pairs` = 1 and `source_symbols` = 300000 and .* must fit into memory"):
+        ChunkAligner().fit([("a" * 300_000, "b" * 300_000)])
+
+
 def test_files(tmp_path: Path):
     aligner = ChunkAligner(source=3, insert=False).fit(TINY)
     path = tmp_path / "aligner.safetensors"

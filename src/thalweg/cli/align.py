@@ -12,6 +12,7 @@ import typer
 
 from thalweg.cli.options import DataRoot
 from thalweg.cli.output import note, use_utf8
+from thalweg.cli.progress import Display
 from thalweg.limits import COUNT
 
 
@@ -56,7 +57,9 @@ def align(
     split = [[tuple(symbols.split(text)) for text in texts] for texts, symbols in sides]
     pairs = list(zip(*split, strict=True))
     if aligner is None:
-        model = ChunkAligner(source=source, target=target, delete=delete, insert=insert, both=both).fit(pairs)
+        model = ChunkAligner(source=source, target=target, delete=delete, insert=insert, both=both)
+        with Display() as display:
+            model.fit(pairs, listener=display)
         first, last = (value / len(pairs) for value in (model.history[0], model.history[-1]))
         note(f"{read.summary()}; {len(model.history) - 1} passes, {first:.2f} to {last:.2f} nats a pair")
     else:

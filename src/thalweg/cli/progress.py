@@ -97,6 +97,8 @@ class Display:
                 self._move("predicting", event["done"], event["of"], each=1.0, unit=event.get("unit", "words"))
             case "decoded":
                 self._move("decoding", event["done"], event["of"], each=1.0, unit="images")
+            case "passed":
+                self._move("learning", event["done"], event["of"], each=1.0, unit="passes")
             case "interrupted":
                 self.interrupted = True
             case _:

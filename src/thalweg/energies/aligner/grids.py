@@ -8,11 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from thalweg.errors import ConfigError
+from thalweg.kernels.room import enough_memory
 
 __all__ = ["Grid", "Side", "code_grids", "sides_of"]
 
 Symbols = Sequence[str]
 _AT_ONCE = 2**20  # moves into cells of one batch
+_COPIES = 6  # of its numbers: codes, places, scores, posteriors and what is between
 
 
 class Side(NamedTuple):
@@ -109,6 +111,9 @@ def code_grids(
             if end > begin and (end - begin + 1) * high * wide * len(moves) > at_once:
                 break
             end, height, width = end + 1, high, wide
+        cells = (end - begin) * height * width * len(moves)
+        with enough_memory(_COPIES * cells, pairs=end - begin, source_symbols=height - 1, target_symbols=width - 1):
+            pass
         items = np.array(order[begin:end], np.int64)
         first = source.numbers([pairs[n][0] for n in items], height - 1)
         second = target.numbers([pairs[n][1] for n in items], width - 1)

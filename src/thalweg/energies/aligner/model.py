@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,8 +111,12 @@ class ChunkAligner:
 
     # Learning.
 
-    def fit(self, pairs: Sequence[tuple[Symbols, Symbols]]) -> ChunkAligner:
+    def fit(
+        self, pairs: Sequence[tuple[Symbols, Symbols]], *, listener: Callable[[dict[str, Any]], None] | None = None
+    ) -> ChunkAligner:
         """Learn from pairs of strings, or of sequences of symbols; those that no alignment fits count for nothing.
+
+        The ``listener`` hears of each pass that is done.
 
         >>> ChunkAligner().fit([("ab", "xy"), ("b", "y")]).history[-1] < 0
         True
@@ -134,6 +138,8 @@ class ChunkAligner:
             self.history.append(total)
             self.counts = counts
             logs[:size] = (counts / counts.sum()).log()
+            if listener is not None:
+                listener({"event": "passed", "done": len(self.history), "of": self.config.iterations})
             if len(self.history) > 1 and total - self.history[-2] < self.config.tolerance * fitting:
                 break
         self.history.append(self._expected(places, logs)[1])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ConfigError, ShapeError
-from thalweg.inference.structures.chain_inputs import require_tensor
-from thalweg.inference.structures.lattice import PathStructure, counted, require_integers
+from thalweg.inference.structures.inputs import counted, require_integers, require_tensor
+from thalweg.inference.structures.lattice import PathStructure
 from thalweg.kernels import lattice as ops
 from thalweg.kernels.lattice import Lattice
 from thalweg.kernels.tracing import traced, uncompiled

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from thalweg.errors import ShapeError
 from thalweg.inference.structures.base import Structure
-from thalweg.inference.structures.chain_inputs import checked_lengths, difference, potentials_of, require_tensor
+from thalweg.inference.structures.chain_inputs import checked_lengths, difference, potentials_of
+from thalweg.inference.structures.inputs import require_tensor
 from thalweg.kernels import chain as ops
 from thalweg.kernels.chain_checks import lowest_and_highest, nan_items, refuse_infinite
 from thalweg.kernels.dispatch import chain_kernels

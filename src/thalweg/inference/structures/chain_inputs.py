@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ShapeError
+from thalweg.inference.structures.inputs import require_tensor
 from thalweg.kernels.chain_checks import check_lengths
 from thalweg.kernels.potentials import Chain, SparseTransitions
 from thalweg.kernels.reference.recursion import looked_up
@@ -50,16 +51,6 @@ def checked_lengths(lengths: Tensor | Sequence[int] | None, emissions: Tensor) -
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
     """``x.to(dtype)``, without the microseconds that this takes where there is nothing to do."""
     return x if x.dtype == dtype else x.to(dtype)
-
-
-def require_tensor(name: str, x: object) -> None:
-    """Raise a ShapeError for what is no tensor of real numbers.
-
-    >>> require_tensor("start", torch.zeros(1))
-    """
-    if not isinstance(x, Tensor) or x.is_complex() or x.is_sparse or x.layout != torch.strided:
-        got = f"{x.dtype} {x.layout}" if isinstance(x, Tensor) else type(x).__name__
-        raise ShapeError(f"`{name}` must be a dense tensor of real numbers, got {got}")
 
 
 def potentials_of(

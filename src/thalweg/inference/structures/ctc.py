@@ -11,8 +11,8 @@ from torch import Tensor
 
 from thalweg.errors import InfeasibleError, ShapeError
 from thalweg.inference.search.protocol import Hypotheses
-from thalweg.inference.structures.chain_inputs import require_tensor
-from thalweg.inference.structures.lattice import INTEGERS, PathStructure, counted, require_integers
+from thalweg.inference.structures.inputs import INTEGERS, counted, require_integers, require_tensor
+from thalweg.inference.structures.lattice import PathStructure
 from thalweg.kernels.lattice import Lattice
 from thalweg.kernels.tracing import traced, uncompiled
 

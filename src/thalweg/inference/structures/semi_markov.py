@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg.errors import ShapeError
 from thalweg.inference.structures.base import Structure
-from thalweg.inference.structures.chain_inputs import checked_lengths, require_tensor
+from thalweg.inference.structures.inputs import counted, require_integers, require_tensor
 from thalweg.kernels import segments as ops
 from thalweg.kernels.dispatch import segment_kernels
 from thalweg.kernels.reference import segments as reference
@@ -87,7 +87,7 @@ class SemiMarkov(Structure):
         _check("content", content, "(B, T, C) with T and C at least 1", 3)
         batch, steps, _ = content.shape
         super().__init__(torch.Size((batch,)), torch.Size((steps,)), validate_args=validate_args)
-        self._lengths = checked_lengths(lengths, content)
+        self._lengths = counted("lengths", lengths, batch, 1, steps).to(content.device)
         self.scores = _scores(content, durations, transitions, (begins, start, end), self._lengths)
         self.backend = backend
         if backend != "auto":
@@ -231,11 +231,7 @@ class SemiMarkov(Structure):
         """The segmentation, if it is one; what lies past a length is not looked at, nor one that is -1 throughout."""
         batch, steps = self.scores[0].shape[:2]
         size, most = self.num_labels, self.max_duration
-        if value.shape[-2:] != (batch, steps) or value.is_floating_point() or value.dtype == torch.bool:
-            raise ShapeError(
-                f"a segmentation must be integers (.., B, T) with B = {batch} and T = {steps} as in `content`, "
-                f"got {tuple(value.shape)} {value.dtype}"
-            )
+        require_integers("a segmentation", value, "(.., B, T)", {"B": batch, "T": steps}, (batch, steps))
         value = value.to(device=self._lengths.device, dtype=torch.long)
         if not self.checked or traced() or not value.numel():
             return value
