@@ -178,6 +178,9 @@ def test_what_was_never_seen_and_what_does_not_fit():
         ChunkAligner().fit([])
     with pytest.raises(DataError, match="no pair can be aligned"):
         ChunkAligner(insert=False, target=1).fit([("a", "xyz")])
+    for pairs in ([("a", "b", "c")], [(None, "a")], [((1, 2), "a")]):
+        with pytest.raises(DataError, match="must be"):
+            ChunkAligner().fit(pairs)  # type: ignore[arg-type]
     with pytest.raises(NotFittedError):
         ChunkAligner().align(TINY)
     many = [chr(0x4E00 + n) for n in range(3000)]

@@ -104,6 +104,15 @@ def test_state_goes_round():
         ),
         (lambda crf, x: crf(x, [[(1, 5, 0)], GOLD[1]], MASK), ShapeError, "after position 0 of item 0"),
         (lambda crf, x: crf(x, GOLD[:1], MASK), ShapeError, "each of B = 2 items, got 1"),
+        (lambda crf, x: crf(x, [[(0, 2)], GOLD[1]], MASK), ShapeError, "interpreted as an integer"),
+        (
+            lambda crf, x: crf(x, [[(0, 2.5, 1)], GOLD[1]], MASK),
+            ShapeError,
+            r"lists of \(first, past, label\), integers",
+        ),
+        (lambda crf, x: crf.decode(x.tolist()), ShapeError, "`content` must be a dense tensor"),
+        (lambda crf, x: crf.decode(x, MASK.tolist()), ShapeError, "`mask` must be a dense tensor"),
+        (lambda crf, x: crf.distribution(x).segments([[0]]), ShapeError, "T = 5, got list"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(ask, error, said):

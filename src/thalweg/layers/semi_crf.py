@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.errors import ConfigError, ShapeError, nearest
+from thalweg.inference.structures.inputs import require_tensor
 from thalweg.inference.structures.semi_markov import Segment, SemiMarkov
 from thalweg.kernels.masks import kept_lengths
 from thalweg.kernels.tracing import uncompiled
@@ -88,6 +89,7 @@ class SemiCRF(nn.Module):
         >>> SemiCRF(2, max_duration=4).distribution(torch.zeros(3, 5, 2)).entropy().shape
         torch.Size([3])
         """
+        require_tensor("content", content)
         if content.dim() != 3 or content.shape[2] != self.num_labels:
             raise ShapeError(
                 f"`content` must be (B, T, C) with C = {self.num_labels} (num_labels), got {tuple(content.shape)}"
@@ -168,6 +170,7 @@ class SemiCRF(nn.Module):
         return f"num_labels={self.num_labels}, max_duration={self.max_duration}"
 
     def _lengths(self, content: Tensor, mask: Tensor) -> list[int]:
+        require_tensor("mask", mask)
         if mask.shape != content.shape[:2] or mask.is_floating_point():
             raise ShapeError(
                 f"`mask` must be bool or integers (B, T) = {tuple(content.shape[:2])} as in `content`, "

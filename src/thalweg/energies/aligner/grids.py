@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from thalweg.errors import ConfigError
+from thalweg.errors import ConfigError, DataError
 from thalweg.kernels.room import enough_memory
 
 __all__ = ["Grid", "Side", "code_grids", "sides_of"]
@@ -72,13 +72,22 @@ class Grid(NamedTuple):
     codes: np.ndarray  # (B, I + 1, J + 1, M): the pair of chunks that a move aligns, -1 where there is none
 
 
+def _checked(pair: tuple[Symbols, Symbols]) -> tuple[Symbols, Symbols]:
+    if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(side, Sequence) for side in pair):
+        raise DataError(f"a pair must be a source and a target, strings or sequences of symbols, got {repr(pair)[:60]}")
+    return pair
+
+
 def sides_of(pairs: Sequence[tuple[Symbols, Symbols]], longest: tuple[int, int]) -> tuple[Side, Side]:
     """The alphabets of both sides, sorted.
 
     >>> sides_of([("ba", "x")], (2, 1))[0]
     Side(symbols=('a', 'b'), longest=2)
     """
-    source, target = (Side(tuple(sorted({symbol for pair in pairs for symbol in pair[n]})), longest[n]) for n in (0, 1))
+    found = [{symbol for pair in pairs for symbol in _checked(pair)[n]} for n in (0, 1)]
+    if not all(isinstance(symbol, str) for symbols in found for symbol in symbols):
+        raise DataError("the symbols of pairs must be strings; write numbers as text")
+    source, target = (Side(tuple(sorted(symbols)), most) for symbols, most in zip(found, longest, strict=True))
     if source.chunks * target.chunks >= 2**62:
         raise ConfigError(
             f"chunks of {longest[0]} of {len(source.symbols)} symbols with {longest[1]} of {len(target.symbols)} "
@@ -101,7 +110,7 @@ def code_grids(
     [[-1, 2], [3, 2]]
     """
     source, target = sides
-    sizes = [(len(x), len(y)) for x, y in pairs]
+    sizes = [(len(x), len(y)) for x, y in map(_checked, pairs)]
     order = sorted(range(len(pairs)), key=lambda n: (max(sizes[n]), sizes[n]))
     grids, begin = [], 0
     while begin < len(order):

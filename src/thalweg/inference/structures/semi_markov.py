@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import index
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -259,10 +260,11 @@ class SemiMarkov(Structure):
         >>> p.segments(torch.tensor([[1, 3, 0]]))
         [[Segment(first=0, past=2, label=1), Segment(first=2, past=3, label=0)]]
         """
+        value = self._looked_at(value)
         if value.dim() != 2:
             raise ShapeError(f"a segmentation must be (B, T), got {tuple(value.shape)}")
         found = []
-        for row, length in zip(self._looked_at(value).tolist(), self._lengths.tolist(), strict=True):
+        for row, length in zip(value.tolist(), self._lengths.tolist(), strict=True):
             firsts = [t for t in range(length) if 0 <= row[t] < self.num_labels]
             pasts = [*firsts[1:], length]
             found.append([Segment(f, p, row[f]) for f, p in zip(firsts, pasts, strict=False)])
@@ -276,10 +278,15 @@ class SemiMarkov(Structure):
         tensor([[1, 3, 0]])
         """
         lengths = self._lengths.tolist()
-        if len(segments) != len(lengths):
-            raise ShapeError(f"`segments` must have an entry for each of B = {len(lengths)} items, got {len(segments)}")
+        try:
+            found = [[(index(first), index(past), index(label)) for first, past, label in each] for each in segments]
+        except (TypeError, ValueError) as error:
+            told = "lists of (first, past, label), integers, one list for each item"
+            raise ShapeError(f"`segments` must be {told}: {error}") from error
+        if len(found) != len(lengths):
+            raise ShapeError(f"`segments` must have an entry for each of B = {len(lengths)} items, got {len(found)}")
         rows = torch.full((len(lengths), self.event_shape[0]), -1)
-        for item, (each, length) in enumerate(zip(segments, lengths, strict=True)):
+        for item, (each, length) in enumerate(zip(found, lengths, strict=True)):
             reached = 0
             for first, past, label in each:
                 if first != reached or not first < past <= length or not 0 <= label < self.num_labels:
