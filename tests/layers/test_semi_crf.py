@@ -104,7 +104,7 @@ def test_state_goes_round():
         ),
         (lambda crf, x: crf(x, [[(1, 5, 0)], GOLD[1]], MASK), ShapeError, "after position 0 of item 0"),
         (lambda crf, x: crf(x, GOLD[:1], MASK), ShapeError, "each of B = 2 items, got 1"),
-        (lambda crf, x: crf(x, [[(0, 2)], GOLD[1]], MASK), ShapeError, "interpreted as an integer"),
+        (lambda crf, x: crf(x, [[(0, 2)], GOLD[1]], MASK), ShapeError, r"\(first, past, label\), integers"),
         (
             lambda crf, x: crf(x, [[(0, 2.5, 1)], GOLD[1]], MASK),
             ShapeError,
