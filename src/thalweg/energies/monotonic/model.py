@@ -13,6 +13,7 @@ from thalweg.energies.sequences import SequenceEnergy
 from thalweg.layers.dropout import Dropout
 from thalweg.layers.padded import Padded, checked
 from thalweg.layers.recurrent import Recurrent
+from thalweg.layers.spelling import SpeltEmbedding, SpeltLinear
 from thalweg.limits import DEPTH, WIDTH, check_choices, check_numbers, check_shares
 
 
@@ -29,6 +30,7 @@ class MonotonicConfig:
             that joins them.
         encoder_layers, decoder_layers: depth of each side.
         dropout: probability, on embeddings, encoder outputs, decoder states and before the output.
+        spelling: symbols share part of their vectors with others that are written with the same characters.
 
     >>> MonotonicConfig().order
     'first'
@@ -42,6 +44,7 @@ class MonotonicConfig:
     encoder_layers: int = 1
     decoder_layers: int = 1
     dropout: float = 0.5
+    spelling: bool = True
 
     def __post_init__(self) -> None:
         check_numbers(self, "model", 1, WIDTH, "embedding", "hidden", "jumps")
@@ -92,6 +95,8 @@ class Monotonic(SequenceEnergy):
         source_size, target_size: numbers of symbols, special ones included.
         special: ids ``unk``, ``pad``, ``bos`` and ``eos`` of both sides, as :class:`SequenceEnergy` has them; only eos
             is ever produced.
+        spelt: how often each character stands in each source and in each target symbol, see
+            :func:`thalweg.layers.spelling.spellings`; None where symbols share nothing.
 
     >>> model = Monotonic(MonotonicConfig(hidden=8, embedding=8), source_size=10, target_size=12)
     >>> source = Padded(torch.tensor([[4, 5, 6]]), torch.tensor([3]), torch.ones(1, 3, dtype=torch.bool))
@@ -100,12 +105,23 @@ class Monotonic(SequenceEnergy):
     (torch.Size([1, 2, 12]), torch.Size([1]))
     """
 
-    def __init__(self, config: MonotonicConfig, *, source_size: int, target_size: int, **special: Any):
+    def __init__(
+        self,
+        config: MonotonicConfig,
+        *,
+        source_size: int,
+        target_size: int,
+        spelt: tuple[Tensor, Tensor] | None = None,
+        **special: Any,
+    ):
         super().__init__(target_size, **special)
         self.config = config
         D, H = config.embedding, config.hidden
-        self.source_embedding = nn.Embedding(source_size, D, padding_idx=self.pad)
-        self.target_embedding = nn.Embedding(target_size, D, padding_idx=self.pad)
+        if spelt is None:
+            self.source_embedding = nn.Embedding(source_size, D, padding_idx=self.pad)
+            self.target_embedding = nn.Embedding(target_size, D, padding_idx=self.pad)
+        else:
+            self.source_embedding, self.target_embedding = (SpeltEmbedding(n, D, padding=self.pad) for n in spelt)
         self.encoder = Recurrent(
             config.cell, D, hidden=H, layers=config.encoder_layers, bidirectional=True, dropout=config.dropout
         )
@@ -114,7 +130,7 @@ class Monotonic(SequenceEnergy):
         self.join_target = nn.Linear(H, H, bias=False)
         self.pull = nn.Linear(H, 1, bias=False)
         self.jumps = nn.Linear(H, config.jumps) if config.order == "first" else None
-        self.output = nn.Linear(H, target_size)
+        self.output = nn.Linear(H, target_size) if spelt is None else SpeltLinear(H, spelt[1])
         self.dropout = Dropout(config.dropout)
 
     def encode(self, source: Padded) -> tuple[Tensor, Tensor]:

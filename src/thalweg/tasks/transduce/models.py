@@ -20,6 +20,7 @@ from thalweg.energies.transformer.model import Transformer
 from thalweg.inference.search.protocol import Autoregressive
 from thalweg.layers.low_precision import Precision, reduce_precision
 from thalweg.layers.padded import Padded
+from thalweg.layers.spelling import spellings
 from thalweg.limits import check_fits
 from thalweg.tasks.runs import check_size
 from thalweg.tasks.transduce.codec import Codec
@@ -87,7 +88,8 @@ def _model(config: TransduceConfig, source: Codec, target: Codec) -> Seq2Seq | M
     if isinstance(config.model, Seq2SeqConfig):
         return Seq2Seq(config.model, source_size=S, target_size=V, **target.special)
     if isinstance(config.model, MonotonicConfig):
-        return Monotonic(config.model, source_size=S, target_size=V, **target.special)
+        spelt = (_spelt(source), _spelt(target)) if config.model.spelling else None
+        return Monotonic(config.model, source_size=S, target_size=V, spelt=spelt, **target.special)
     assert isinstance(config.model, TransformerConfig)
     copies = None
     if config.model.pointer:
@@ -97,6 +99,12 @@ def _model(config: TransduceConfig, source: Codec, target: Codec) -> Seq2Seq | M
         copies[source.alphabet.encode(shared)] = torch.tensor(target.alphabet.encode(shared), dtype=torch.long)
     own = {"features": source.features, "copies": copies, **target.special}
     return Transformer(config.model, source_size=S, target_size=V, **own)
+
+
+def _spelt(side: Codec) -> Tensor:
+    """Of which characters each symbol is written; special symbols and tags are not."""
+    unwritten = {*side.special.values(), *side.features}
+    return spellings(["" if number in unwritten else name for number, name in enumerate(side.alphabet.names)])
 
 
 def _without_pointer(config: TransduceConfig) -> TransduceConfig:
