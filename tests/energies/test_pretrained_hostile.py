@@ -138,24 +138,45 @@ def test_a_tokenizer_whose_numbers_differ_is_refused(folders):
     open_checkpoint(PretrainedConfig(checkpoint=str(folders["byt5"]), tokenizer=str(folders["byt5"])))
 
 
-def test_a_name_is_asked_for_once(monkeypatch, tmp_path):
-    """The hub's own client would ask for half a minute, and say so each time."""
-    asked: list[str] = []
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """What was asked of a hub that does not answer, whose local cache is the test's own folder."""
+    found: list[str] = []
 
-    def fail(self: object, url: str, **options: object) -> None:
-        asked.append(url)
+    def fail(url: str, **options: object) -> None:
+        found.append(url)
         raise ConnectionError("no route")
 
+    hub._answers.cache_clear()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(
-        "huggingface_hub.get_session", lambda: SimpleNamespace(head=lambda *a, **o: fail(None, *a, **o))
-    )
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: SimpleNamespace(head=fail))
+    monkeypatch.setattr(hub, "_minute", lambda: 0)
+    yield found
+    hub._answers.cache_clear()
+
+
+def test_a_name_is_asked_for_once(asked):
+    """The hub's own client would ask for half a minute, and say so each time."""
     with pytest.raises(CheckpointError, match=r"got neither.* run `hf download google/byt5-small"):
         load_network(PretrainedConfig(checkpoint="google/byt5-small"))
     assert len(asked) == 1
     with pytest.raises(CheckpointError, match="got neither"):
         hub.check_place("a--b..c")
+
+
+def test_what_is_in_the_cache_is_read_while_no_hub_answers(asked, folders, tmp_path):
+    home, name = tmp_path / "models--ours--byt5", "0" * 40
+    (home / "refs").mkdir(parents=True)
+    (home / "refs" / "main").write_text(name)
+    shutil.copytree(folders["byt5"], home / "snapshots" / name)
+    config = PretrainedConfig(checkpoint="ours/byt5")
+    assert open_checkpoint(config).source.encode("a") == (100, 1)
+    load_network(config)
+    assert len(asked) == 1
+    (home / "snapshots" / name / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"ours/byt5: expected model\.safetensors, .* set model\.weights=pickle"):
+        load_network(config)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from thalweg.tasks.config import as_settings
 from thalweg.tasks.registry import build_config, evaluate, load, train
 from thalweg.tasks.transduce.answers import Source
 from thalweg.tasks.transduce.codec import read_sides, write_sides
+from thalweg.tasks.transduce.prediction import predict_lines
 from thalweg.tasks.transduce.pretrained import open_checkpoint
 from thalweg.tasks.transduce.search_settings import SearchConfig
 
@@ -218,8 +219,22 @@ def test_texts_longer_than_positions_are_named_or_cut(home, tmp_path):
     next(run.predict([long]))
 
 
+def test_lines_longer_than_positions_are_named_after_training_too(home, tmp_path):
+    write_pairs(tmp_path / "long.tsv", [*PAIRS[:3], (" ".join(["the cat"] * 40), "le tac")])
+    train(settings(home, {"checkpoint": str(home / "bart"), "freeze": ["*"]}), tmp_path / "run")
+    file, line = str(tmp_path / "long.tsv"), r"long\.tsv:4: expected a source of at most 64 pieces.*got"
+    with pytest.raises(DataError, match=line):
+        evaluate(tmp_path / "run", file, device="cpu", search="greedy")
+    with pytest.raises(DataError, match=line):
+        list(predict_lines(tmp_path / "run", files=[file], how={"search": "greedy"}, device="cpu"))
+    with pytest.raises(DataError, match=r"^expected a source of at most 64 pieces"):
+        next(load(tmp_path / "run", device="cpu").predict(["the cat " * 40]))
+
+
 def test_tokenizers_of_other_models_are_refused(home, tmp_path):
-    with pytest.raises(CheckpointError, match=r"expected a tokenizer of at most 37 pieces.*got number 319"):
+    with pytest.raises(
+        CheckpointError, match=r"expected a tokenizer of at most 37 pieces.*got number 319.*leave model.tok"
+    ):
         train(settings(home, {"checkpoint": str(home / "t5"), "tokenizer": str(home / "bart")}), tmp_path / "run")
     with pytest.raises(CheckpointError, match="expected the model's own tokenizer, with"):
         train(settings(home, {"checkpoint": str(home / "byt5"), "tokenizer": str(home / "mbart")}), tmp_path / "run")

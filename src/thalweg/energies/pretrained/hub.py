@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,7 @@ from thalweg.errors import CheckpointError, MissingDependencyError, ThalwegError
 from thalweg.limits import within_memory
 
 EXTRA = "pip install 'thalweg[pretrained]'"
-
-
-SAFELY: dict[str, Any] = {"trust_remote_code": False}
-"""What every reading by transformers is told: code that comes with a checkpoint is not run, and nobody is asked."""
+WEIGHTS = "model.safetensors"
 
 
 def package(name: str = "transformers") -> Any:
@@ -65,6 +64,17 @@ def is_folder(name: str) -> bool:
     return Path(name).exists() or name.startswith((".", "/", "~")) or name.endswith(("/", "\\")) or name.count("/") > 1
 
 
+def safely(name: str) -> dict[str, Any]:
+    """What every reading by transformers is told: code that comes with a checkpoint is not run, and nobody is asked.
+
+    Where no hub answers the local cache alone is read: its own client would try for most of a minute.
+
+    >>> safely("./byt5")
+    {'trust_remote_code': False, 'local_files_only': True}
+    """
+    return {"trust_remote_code": False, "local_files_only": is_folder(name) or not _answers(_minute())}
+
+
 def check_place(name: str, *, pickled: bool = False, tokenizer: bool = False) -> None:
     """Refuse a folder that holds no checkpoint, or none but pickled weights, and a hub name while no hub answers.
 
@@ -106,15 +116,35 @@ def check_place(name: str, *, pickled: bool = False, tokenizer: bool = False) ->
 
 
 def _check_reached(name: str) -> None:
-    """Ask the hub once for what is not in the local cache: its own client would ask for half a minute."""
+    """Refuse a name that is not in the local cache where no hub answers, or that no repository can have."""
+    if not _in_cache(name) and not _answers(_minute()):
+        raise OSError("no answer")
+
+
+def _in_cache(name: str) -> bool:
+    hub = package("huggingface_hub")
+    try:
+        return isinstance(hub.try_to_load_from_cache(name, "config.json"), str)
+    except ValueError as error:  # a name that no repository can have
+        raise OSError(str(error)) from None
+
+
+@lru_cache(maxsize=1)
+def _answers(minute: int) -> bool:
+    """Whether the hub answers, asked once a minute."""
     package()  # quiet, with what is below it
     hub, told = package("huggingface_hub"), package("huggingface_hub.constants")
+    if told.HF_HUB_OFFLINE:
+        return False
     try:
-        if told.HF_HUB_OFFLINE or isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
-            return
         hub.get_session().head(told.ENDPOINT, timeout=told.HF_HUB_ETAG_TIMEOUT)
-    except Exception as error:  # of whatever client is there, or a name that no repository can have
-        raise OSError(f"no answer ({error})") from None
+    except Exception:  # of whatever client is there
+        return False
+    return True
+
+
+def _minute() -> int:
+    return int(time.monotonic() // 60)
 
 
 @contextmanager
@@ -143,6 +173,12 @@ def reading(name: str, what: str = "a checkpoint") -> Iterator[None]:
         if is_folder(name) or not isinstance(error, OSError):
             raise CheckpointError(
                 f"{name}: expected {what} that transformers reads, got an error ({_shortly(error)}); download it anew"
+            ) from None
+        if what == WEIGHTS and _in_cache(name):
+            raise CheckpointError(
+                f"{name}: expected model.safetensors, got none from the hub or its local cache; if it has "
+                "pytorch_model.bin alone, a pickle, which can run code, and you trust its author set "
+                "model.weights=pickle"
             ) from None
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
         short = name.rpartition("/")[2]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.energies.pretrained.decoding import positions_of
-from thalweg.energies.pretrained.hub import SAFELY, check_place, package, quietly, reading
+from thalweg.energies.pretrained.hub import WEIGHTS, check_place, package, quietly, reading, safely
 from thalweg.errors import CheckpointError, ConfigError, ThalwegError, nearest
 from thalweg.limits import check_choice, within_memory
 
@@ -32,7 +32,7 @@ def read_config(name: str) -> Any:
     """
     check_place(name, pickled=True)
     with reading(name):
-        return package().AutoConfig.from_pretrained(name, **SAFELY)
+        return package().AutoConfig.from_pretrained(name, **safely(name))
 
 
 def read_encoder(name: str) -> Any:
@@ -78,7 +78,7 @@ def _read(kind: Any, name: str, what: str, *, pickled: bool, fresh: tuple[str, .
         kind: the class that reads it; more: what it is told; what: the model's type, for the error.
         fresh: parts of names of parameters that the checkpoint need not have.
     """
-    with reading(name, "pickled weights" if pickled else "model.safetensors"):
+    with reading(name, "pickled weights" if pickled else WEIGHTS):
         network, info = kind.from_pretrained(
             name,
             use_safetensors=not pickled,
@@ -86,7 +86,7 @@ def _read(kind: Any, name: str, what: str, *, pickled: bool, fresh: tuple[str, .
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # said below, in words of ours
             **more,
-            **SAFELY,
+            **safely(name),
         )
     if other := sorted(info["mismatched_keys"]):
         key, got, expected = other[0]

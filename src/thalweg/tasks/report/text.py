@@ -108,20 +108,22 @@ def duration(seconds: object) -> str:
 
 
 def describe(value: object) -> str:
-    """A setting or a group of settings in one line; what is off or unset is left out.
+    """A setting or a group of settings in one line; what is off, unset or empty is left out.
 
-    >>> describe({"cell": "lstm", "hidden_size": 256, "tied": True, "dropout": None})
+    >>> describe({"cell": "lstm", "hidden_size": 256, "tied": True, "dropout": None, "shape": {}})
     'cell lstm · hidden size 256 · tied'
     """
     if isinstance(value, dict):
         parts = []
         for key, setting in value.items():
             name = str(key).replace("_", " ")
+            if setting is None or setting is False or setting in ("", [], (), {}):
+                continue
             if setting is True:
                 parts.append(name)
             elif isinstance(setting, dict):
                 parts.append(f"{name} ({describe(setting)})")
-            elif setting is not None and setting is not False:
+            else:
                 parts.append(f"{name} {describe(setting)}")
         return " · ".join(parts)
     if isinstance(value, (list, tuple)):

@@ -22,7 +22,7 @@ class Joins(Protocol):
 
 
 class Source(NamedTuple):
-    """A text, and the tags it comes with where a model reads them.
+    """A text, the tags it comes with where a model reads them, and where it stands, ``file:line``, for errors.
 
     >>> Source("run", ("V", "PST")).features
     ('V', 'PST')
@@ -30,6 +30,7 @@ class Source(NamedTuple):
 
     text: str
     features: tuple[str, ...] = ()
+    where: str = ""
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,7 @@ class _Item:
     source: str
     references: tuple[str, ...]
     features: tuple[str, ...] = ()
+    where: str = ""
 
 
 def evaluate(
@@ -198,8 +199,8 @@ def _stem(spec: str) -> str:
 
 def _items(pairs: PairFile, references: str) -> list[_Item]:
     if references == "any":
-        return [_Item(source, targets, tags) for (source, tags), targets in pairs.questions().items()]
-    return [_Item(pair.source, (pair.target,), pair.features) for pair in pairs.pairs]
+        return [_Item(source, targets, tags, pairs.path) for (source, tags), targets in pairs.questions().items()]
+    return [_Item(pair.source, (pair.target,), pair.features, f"{pairs.path}:{pair.line}") for pair in pairs.pairs]
 
 
 def _first(predictions: Iterable[Prediction]) -> Hypotheses:
@@ -223,7 +224,7 @@ def _predict(
     listener: Callable[[dict[str, Any]], None] | None,
 ) -> Iterator[Prediction]:
     # Whole-file chunks let words of one length share a batch.
-    sources = (Source(item.source, item.features) for item in items)
+    sources = (Source(item.source, item.features, item.where) for item in items)
     stream = transducer.predict(sources, k=k, how=how, batch_size=4096)
     for done, prediction in enumerate(stream, start=1):
         if listener and (done % 256 == 0 or done == len(items)):

@@ -102,8 +102,8 @@ def _lines(path: str, featured: bool, tell: Callable[[str], None]) -> tuple[Iter
     # Long stretches of a file let sources of one length share a batch; who pipes waits for less.
     size = 1 if keyboard else 256 if path == "-" else 4096
     if featured:
-        return (Source(source, tags) for _, source, tags in read_tagged_sources(path)), size
-    return (Source(source) for _, source in read_sources(path)), size
+        return (Source(source, tags, f"{path}:{n}") for n, source, tags in read_tagged_sources(path)), size
+    return (Source(source, where=f"{path}:{n}") for n, source in read_sources(path)), size
 
 
 def _drawn(sources: Iterator[Source], draw: Callable[[Source], None]) -> Iterator[Source]:

@@ -15,7 +15,7 @@ from thalweg.data.text.tokenizer import TokenizerSymbols, load_tokenizer
 from thalweg.energies.pretrained.adapting import merged
 from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.energies.pretrained.decoding import positions_of
-from thalweg.energies.pretrained.hub import SAFELY, is_folder, package, quietly, reading
+from thalweg.energies.pretrained.hub import is_folder, package, quietly, reading, safely
 from thalweg.energies.pretrained.loading import (
     build_network,
     load_network,
@@ -70,7 +70,7 @@ def _sides(name: str, told: Any, config: PretrainedConfig) -> Sides:
     first, second = _tokenizers(name, config)
     ids = _specials(told, generation, second, config)
     for tokenizer, half, special in ((first, halves[0], None), (second, halves[1], ids)):
-        _check_fits(config.tokenizer or name, tokenizer, half, special)
+        _check_fits(config, tokenizer, half, special)
     if config.tokenizer:
         _check_kin(name, config.tokenizer, first)
     task = TaskParameters.read(told.to_dict(), generation, config.task_params)
@@ -111,7 +111,7 @@ def _generation(name: str) -> dict[str, Any]:
         return read_json(path) if path.is_file() else {}
     with quietly():
         try:
-            return package().GenerationConfig.from_pretrained(name, **SAFELY).to_dict()
+            return package().GenerationConfig.from_pretrained(name, **safely(name)).to_dict()
         except (OSError, ValueError):
             return {}
 
@@ -169,18 +169,22 @@ def _pad(tokenizer: Any, half: Any, other: int) -> int:
     return other
 
 
-def _check_fits(name: str, tokenizer: Any, half: Any, ids: Mapping[str, int] | None) -> None:
+def _check_fits(config: PretrainedConfig, tokenizer: Any, half: Any, ids: Mapping[str, int] | None) -> None:
     """Refuse a tokenizer with more pieces than the model has rows for, or with other special symbols.
 
     Args:
         ids: numbers of the special symbols; None for a source.
     """
+    name = config.tokenizer or config.named()
+    remedy = "it is of another model: " + (
+        "leave model.tokenizer out" if config.tokenizer else "give its own by model.tokenizer"
+    )
     size = getattr(half, "vocab_size", None)
     most = max(tokenizer.get_vocab().values())
     if isinstance(size, int) and most >= size:
         raise CheckpointError(
             f"{name}: expected a tokenizer of at most {size:,} pieces, as the model's vocab_size, got number {most:,}; "
-            "it is of another model: give its own by model.tokenizer"
+            f"{remedy}"
         )
     for key, number in (ids or {}).items():
         if isinstance(size, int) and not 0 <= number < size:
@@ -193,8 +197,8 @@ def _check_fits(name: str, tokenizer: Any, half: Any, ids: Mapping[str, int] | N
         ours = (ids or {}).get(key)
         if theirs is not None and ours is not None and theirs != ours:
             raise CheckpointError(
-                f"{name}: expected the model's own tokenizer, with {key} = {ours}, got one with {key} = {theirs}; it "
-                "is of another model: give its own by model.tokenizer"
+                f"{name}: expected the model's own tokenizer, with {key} = {ours}, got one with {key} = {theirs}; "
+                f"{remedy}"
             )
 
 

@@ -63,6 +63,8 @@ class StringReport(ReportPart):
             "attention_dropout": not model.get("attention_dropout"),
             "encoder_layers": model.get("kind") == "causal",
             "max_positions": model.get("positions") != "learned",
+            **dict.fromkeys(("masked_epochs", "masked_share", "masked_rate"), not model.get("masked_epochs")),
+            **dict.fromkeys(("lora", "lora_alpha", "lora_dropout", "lora_targets"), not model.get("lora")),
         }
         return {key: value for key, value in model.items() if not idle.get(key)}
 
@@ -225,7 +227,8 @@ def _answer(answer: dict[str, Any], references: Sequence[str], nearest: str | No
     shown = foreign(text or "∅") if right or nearest is None or not text else difference(text, nearest)
     marks = '<span class="ok" title="right">✓</span>' if right else ""
     if answer.get("finished") is False:
-        marks += '<span class="cut" title="cut at the greatest length">…</span>'
+        round_and_round = ", going round in circles" if answer.get("loop") else ""
+        marks += f'<span class="cut" title="cut at the greatest length{round_and_round}">…</span>'
     if (votes := as_number(answer.get("votes"))) is not None:
         marks += f' <span class="muted">{votes:.0f} {"vote" if votes == 1 else "votes"}</span>'
     log_prob = as_number(answer.get("log_prob"))

@@ -161,7 +161,7 @@ class Transducer:
             raise ConfigError("copying unknown symbols answers in pieces, which prefix and lexicon do not go with")
         waiting, generator = iter(texts), self.generator(how)
         while chunk := [self._source(text) for text in itertools.islice(waiting, batch_size)]:
-            split = [self.source.symbols.split(source.text) for source in chunk]
+            split = [self._split(source) for source in chunk]
             strange = [self.source.alphabet.unknown(symbols) for symbols in split]
             rows = [
                 cut_at(symbols, set(seen) if unknown == "copy" else set(), self.source.tags(source.features))
@@ -186,6 +186,12 @@ class Transducer:
                 "leave them out"
             )
         return source
+
+    def _split(self, source: Source) -> Piece:
+        try:
+            return self.source.symbols.split(source.text)
+        except DataError as error:  # a text that is longer than the model's positions
+            raise DataError(f"{source.where}: {error}" if source.where else str(error)) from None
 
     def _answer_pieces(
         self,
