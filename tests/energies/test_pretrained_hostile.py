@@ -206,7 +206,7 @@ def test_what_the_data_say_is_not_said_by_a_shape():
     with pytest.raises(ConfigError, match="a shape that bert can have"):
         build_encoder(PretrainedConfig(architecture="bert", shape={**BERT, "type_vocab_size": 0}), 11, SPECIAL)
     with pytest.raises(ThalwegError, match=r"expected enough memory.*lower the sizes in model\.shape"):
-        build_network(PretrainedConfig(architecture="t5", shape={**T5, "d_model": 10**7, "d_ff": 10**7}), 11, SPECIAL)
+        build_network(PretrainedConfig(architecture="t5", shape={**T5, "d_model": 10**12}), 11, SPECIAL)
 
 
 def test_settings_of_another_kind_of_model_are_not_passed_over(folders):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from thalweg.data.text.alphabet import Alphabet
-from thalweg.energies.pretrained.hub import check_place, package, quietly, reading, safely
+from thalweg.energies.pretrained.hub import SAFELY, check_place, located, package, quietly, reading
 from thalweg.errors import CheckpointError, ConfigError, DataError
 
 
@@ -157,7 +157,7 @@ def load_tokenizer(name: str, *, source_language: str = "", target_language: str
     """
     check_place(name, tokenizer=True)
     with reading(name, "a tokenizer"):
-        tokenizer = package().AutoTokenizer.from_pretrained(name, **safely(name))
+        tokenizer = package().AutoTokenizer.from_pretrained(located(name), **SAFELY)
     if not len(tokenizer):
         raise CheckpointError(f"{name}: expected a tokenizer, got one without a vocabulary; download it anew")
     for attribute, code in (("src_lang", source_language), ("tgt_lang", target_language)):
@@ -198,4 +198,4 @@ def unpack_tokenizer(files: Mapping[str, str]) -> Any:
             data = base64.b64decode(text[7:]) if text.startswith("base64:") else text.encode()
             (Path(folder) / name).write_bytes(data)
         with reading(folder, "a tokenizer"):
-            return package().AutoTokenizer.from_pretrained(folder, **safely(folder))
+            return package().AutoTokenizer.from_pretrained(folder, **SAFELY)

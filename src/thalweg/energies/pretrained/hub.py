@@ -18,6 +18,9 @@ from thalweg.limits import within_memory
 EXTRA = "pip install 'thalweg[pretrained]'"
 WEIGHTS = "model.safetensors"
 
+SAFELY: dict[str, Any] = {"trust_remote_code": False}
+"""What every reading by transformers is told: code that comes with a checkpoint is not run, and nobody is asked."""
+
 
 def package(name: str = "transformers") -> Any:
     """A package of the extra ``[pretrained]``, imported without its chatter.
@@ -64,15 +67,17 @@ def is_folder(name: str) -> bool:
     return Path(name).exists() or name.startswith((".", "/", "~")) or name.endswith(("/", "\\")) or name.count("/") > 1
 
 
-def safely(name: str) -> dict[str, Any]:
-    """What every reading by transformers is told: code that comes with a checkpoint is not run, and nobody is asked.
+def located(name: str) -> str:
+    """What transformers is told to read: the name, or its folder in the local cache where no hub answers.
 
-    Where no hub answers the local cache alone is read: its own client would try for most of a minute.
+    By the name the hub's own client would try for most of a minute.
 
-    >>> safely("./byt5")
-    {'trust_remote_code': False, 'local_files_only': True}
+    >>> located("./byt5")
+    './byt5'
     """
-    return {"trust_remote_code": False, "local_files_only": is_folder(name) or not _answers(_minute())}
+    if is_folder(name) or _answers(_minute()):
+        return name
+    return _cached(name) or name
 
 
 def check_place(name: str, *, pickled: bool = False, tokenizer: bool = False) -> None:
@@ -117,16 +122,17 @@ def check_place(name: str, *, pickled: bool = False, tokenizer: bool = False) ->
 
 def _check_reached(name: str) -> None:
     """Refuse a name that is not in the local cache where no hub answers, or that no repository can have."""
-    if not _in_cache(name) and not _answers(_minute()):
+    if not _cached(name) and not _answers(_minute()):
         raise OSError("no answer")
 
 
-def _in_cache(name: str) -> bool:
-    hub = package("huggingface_hub")
+def _cached(name: str) -> str:
+    """The folder of a checkpoint in the local cache; empty where it is not there."""
     try:
-        return isinstance(hub.try_to_load_from_cache(name, "config.json"), str)
+        found = package("huggingface_hub").try_to_load_from_cache(name, "config.json")
     except ValueError as error:  # a name that no repository can have
         raise OSError(str(error)) from None
+    return str(Path(found).parent) if isinstance(found, str) else ""
 
 
 @lru_cache(maxsize=1)
@@ -174,7 +180,7 @@ def reading(name: str, what: str = "a checkpoint") -> Iterator[None]:
             raise CheckpointError(
                 f"{name}: expected {what} that transformers reads, got an error ({_shortly(error)}); download it anew"
             ) from None
-        if what == WEIGHTS and _in_cache(name):
+        if what == WEIGHTS and _cached(name):
             raise CheckpointError(
                 f"{name}: expected model.safetensors, got none from the hub or its local cache; if it has "
                 "pytorch_model.bin alone, a pickle, which can run code, and you trust its author set "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.energies.pretrained.decoding import positions_of
-from thalweg.energies.pretrained.hub import WEIGHTS, check_place, package, quietly, reading, safely
+from thalweg.energies.pretrained.hub import SAFELY, WEIGHTS, check_place, located, package, quietly, reading
 from thalweg.errors import CheckpointError, ConfigError, ThalwegError, nearest
 from thalweg.limits import check_choice, within_memory
 
@@ -32,7 +32,7 @@ def read_config(name: str) -> Any:
     """
     check_place(name, pickled=True)
     with reading(name):
-        return package().AutoConfig.from_pretrained(name, **safely(name))
+        return package().AutoConfig.from_pretrained(located(name), **SAFELY)
 
 
 def read_encoder(name: str) -> Any:
@@ -80,13 +80,13 @@ def _read(kind: Any, name: str, what: str, *, pickled: bool, fresh: tuple[str, .
     """
     with reading(name, "pickled weights" if pickled else WEIGHTS):
         network, info = kind.from_pretrained(
-            name,
+            located(name),
             use_safetensors=not pickled,
             dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # said below, in words of ours
             **more,
-            **safely(name),
+            **SAFELY,
         )
     if other := sorted(info["mismatched_keys"]):
         key, got, expected = other[0]

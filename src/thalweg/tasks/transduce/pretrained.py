@@ -15,7 +15,7 @@ from thalweg.data.text.tokenizer import TokenizerSymbols, load_tokenizer
 from thalweg.energies.pretrained.adapting import merged
 from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.energies.pretrained.decoding import positions_of
-from thalweg.energies.pretrained.hub import is_folder, package, quietly, reading, safely
+from thalweg.energies.pretrained.hub import SAFELY, is_folder, located, package, quietly, reading
 from thalweg.energies.pretrained.loading import (
     build_network,
     load_network,
@@ -111,7 +111,7 @@ def _generation(name: str) -> dict[str, Any]:
         return read_json(path) if path.is_file() else {}
     with quietly():
         try:
-            return package().GenerationConfig.from_pretrained(name, **safely(name)).to_dict()
+            return package().GenerationConfig.from_pretrained(located(name), **SAFELY).to_dict()
         except (OSError, ValueError):
             return {}
 
