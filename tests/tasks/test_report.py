@@ -19,8 +19,8 @@ from thalweg.tasks.registry import build_config
 from thalweg.tasks.report import write_report
 from thalweg.tasks.report.plots import Curve, curve_svg
 from thalweg.tasks.report.run import read_log, read_run
-from thalweg.tasks.report.text import difference, escape, symbol
-from thalweg.tasks.transduce.report import EVERYWHERE, SETTINGS
+from thalweg.tasks.report.text import describe, difference, escape, symbol
+from thalweg.tasks.transduce.report import EVERYWHERE, SETTINGS, StringReport
 from thalweg.tasks.transduce.search_settings import SearchConfig, SearchName
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -489,6 +489,13 @@ def test_long_attention_is_cut_and_says_so(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     assert "the first 60 symbols" in page.text
     assert sum(value.startswith("--w:") for _, value in page.attributes) == 3600
+
+
+def test_settings_that_do_nothing_are_left_out() -> None:
+    model = {"family": "pretrained", "checkpoint": "byt5", "decoder": "", "shape": {}, "lora": 0, "lora_alpha": 0.0}
+    shown = describe(StringReport().shape({**model, "masked_epochs": 0, "masked_share": 0.15, "freeze": []}))
+    assert shown == "family pretrained · checkpoint byt5"
+    assert "lora alpha 0.0" in describe(StringReport().shape({**model, "lora": 8}))
 
 
 def test_difference_marks_only_what_differs() -> None:

@@ -21,6 +21,11 @@ _TARGETS = {
 }
 
 
+def _tables(network: nn.Module) -> set[int]:
+    """The ids of all tables of symbols and positions."""
+    return {id(p) for m in network.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
+
+
 def freeze(network: nn.Module, parts: tuple[str, ...]) -> int:
     """Leave parts out of training; returns how many parameters that are.
 
@@ -31,7 +36,7 @@ def freeze(network: nn.Module, parts: tuple[str, ...]) -> int:
     >>> freeze(nn.ModuleDict({"encoder": nn.Linear(2, 3), "decoder": nn.Linear(2, 3)}), ("encoder",))
     9
     """
-    tables = {id(p) for m in network.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
+    tables = _tables(network)
     frozen = 0
     for part in parts:
         found = [
@@ -98,7 +103,7 @@ def depths(network: nn.Module) -> dict[str, int]:
     >>> sorted(depths(stack).items())[0], depths(stack)["layers.1.bias"]
     (('embed.weight', 2), 0)
     """
-    tables = {id(p) for m in network.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
+    tables = _tables(network)
     place = re.compile(r"^(.*?)\b(?:layers?|block|h)\.(\d+)\.")
     found = {name: place.match(name) for name, _ in network.named_parameters()}
     tops: dict[str, int] = {}

@@ -104,10 +104,8 @@ class PretrainedDecoder:
             if not 0 <= symbol < self.vocab_size:
                 raise ConfigError(f"`{name}` must be 0 ... {self.vocab_size - 1} (vocab_size - 1), got {symbol}")
         self.rules.check(self.vocab_size)
-        config = self.model.config
-        self._paired = config.model_type == "encoder-decoder"
-        sides = (config.encoder, config.decoder) if self._paired else (config, config)
-        self._most_source, self._most_target = map(positions_of, sides)
+        self._paired = self.model.config.model_type == _PAIR
+        self._most_source, self._most_target = map(positions_of, halves_of(self.model.config))
         self._source_size = self.model.get_encoder().get_input_embeddings().weight.size(0)
 
     @property
@@ -257,6 +255,19 @@ def _output_size(model: Any) -> int:
             "load it with AutoModelForSeq2SeqLM or EncoderDecoderModel"
         )
     return layer.weight.size(0)
+
+
+_PAIR = "encoder-decoder"
+
+
+def halves_of(config: Any) -> tuple[Any, Any]:
+    """The configs of encoder and decoder: two of a pair, else the same one.
+
+    >>> from types import SimpleNamespace
+    >>> halves_of(SimpleNamespace(model_type="encoder-decoder", encoder="bert", decoder="gpt"))
+    ('bert', 'gpt')
+    """
+    return (config.encoder, config.decoder) if config.model_type == _PAIR else (config, config)
 
 
 # Families that number positions from the symbol after padding, as RoBERTa does.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from thalweg.energies.pretrained import adapting
 from thalweg.energies.pretrained.config import PretrainedConfig
-from thalweg.energies.pretrained.decoding import decoder_of, positions_of, settings_of
+from thalweg.energies.pretrained.decoding import decoder_of, halves_of, positions_of, settings_of
 from thalweg.energies.pretrained.hub import package, quietly
 from thalweg.energies.pretrained.loading import set_dropout
 from thalweg.energies.transformer.generation import one_symbol
@@ -145,6 +145,4 @@ def reach_of(config: Any) -> int | None:
     >>> reach_of(SimpleNamespace(model_type="bart", max_position_embeddings=1024))
     1024
     """
-    halves = [getattr(config, side, None) for side in ("encoder", "decoder")]
-    found = [positions_of(part) for part in (halves if all(halves) else [config])]
-    return min((most for most in found if most is not None), default=None)
+    return min((most for most in map(positions_of, halves_of(config)) if most is not None), default=None)

@@ -14,7 +14,7 @@ from thalweg.data.text.subwords import Subwords
 from thalweg.data.text.tokenizer import TokenizerSymbols, load_tokenizer
 from thalweg.energies.pretrained.adapting import merged
 from thalweg.energies.pretrained.config import PretrainedConfig
-from thalweg.energies.pretrained.decoding import positions_of
+from thalweg.energies.pretrained.decoding import halves_of, positions_of
 from thalweg.energies.pretrained.hub import SAFELY, is_folder, located, package, quietly, reading
 from thalweg.energies.pretrained.loading import (
     build_network,
@@ -118,10 +118,8 @@ def _generation(name: str) -> dict[str, Any]:
 
 def _halves(told: Any, config: PretrainedConfig) -> tuple[Any, Any]:
     """The configs of encoder and decoder."""
-    if hasattr(told, "encoder") and hasattr(told, "decoder") and not isinstance(told.decoder, (str, int)):
-        return told.encoder, told.decoder
     if getattr(told, "is_encoder_decoder", False):
-        return told, told
+        return halves_of(told)
     return told, read_encoder(config.decoder or config.named())
 
 
