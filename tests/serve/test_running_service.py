@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 import urllib.request
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,21 @@ def test_a_model_is_swapped_without_dropping_a_request(
     assert any("kept tiny as it was: " in line for line in started.process.stderr)  # the line comes, or the test hangs
     with Client(started.address) as client:
         assert texts(client.predict(["abcde"], k=5)) == after
+
+
+def test_the_collector_passes_over_what_was_loaded_until_it_is_replaced(make: Callable[..., Any], run: Path) -> None:
+    app = make(run).app
+    library = app.state.service.library
+
+    async def main() -> tuple[int, int]:
+        async with app.router.lifespan_context(app):
+            began = len(gc.get_objects())
+            old = weakref.ref(library.shelves["tiny"].servant)
+            library.reload()
+            assert old() is None
+            return began, len(gc.get_objects())
+
+    assert max(asyncio.run(main())) < 10_000  # torch alone is ten times as many
 
 
 class Slow:

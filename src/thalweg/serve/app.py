@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import thalweg
 from thalweg.serve import playground, streaming
 from thalweg.serve.guard import Guard
-from thalweg.serve.library import Shelf
+from thalweg.serve.library import Shelf, set_aside
 from thalweg.serve.refusals import JSONBytes, RefusedError, handle_errors
 from thalweg.serve.requests import Chain, Memory, Predict, Search, Tree, body_of, limits, schema_of
 from thalweg.serve.service import Service, Shortcut, unless_gone
@@ -52,6 +52,7 @@ def create_app(settings: Settings) -> FastAPI:
         settings.limit_threads()
         if not service.library.ready:
             await asyncio.to_thread(service.library.open)
+        set_aside()
         with listening(service.ending, service.library):
             yield
         service.ending.come()

@@ -123,9 +123,8 @@ def _name(host: str) -> str:
 async def _whole(receive: Receive, headers: dict[bytes, bytes], most: int) -> bytes | None:
     """The body, within its time and size; None where the caller has gone."""
     declared = headers.get(b"content-length", b"0")
-    too_large = RefusedError(413, "too_large", f"a body may have {most:,} bytes here; send less at a time")
     if declared.isdigit() and int(declared[:20]) > most:
-        raise too_large
+        raise _too_large(most)
     parts, size = [], 0
     try:
         async with asyncio.timeout(PATIENCE):
@@ -136,12 +135,16 @@ async def _whole(receive: Receive, headers: dict[bytes, bytes], most: int) -> by
                 part = message.get("body", b"")
                 size += len(part)
                 if size > most:
-                    raise too_large
+                    raise _too_large(most)
                 parts.append(part)
                 if not message.get("more_body", False):
                     return b"".join(parts)
     except TimeoutError:
         raise RefusedError(408, "timeout", f"the body must come within {PATIENCE:.0f} s") from None
+
+
+def _too_large(most: int) -> RefusedError:
+    return RefusedError(413, "too_large", f"a body may have {most:,} bytes here; send less at a time")
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -17,6 +18,21 @@ from thalweg.tasks.registry import task_of_run
 from thalweg.tasks.serving import Servant
 
 logger = logging.getLogger("thalweg.serve")
+
+
+def set_aside() -> None:
+    """Let the garbage collector pass over all that there is now, and look through it once before.
+
+    To go through the objects of torch, of the app and of the models stops every caller for as long as hundreds of words
+    take, and load brings that about again and again.
+
+    >>> set_aside()
+    >>> gc.get_freeze_count() > 0
+    True
+    """
+    gc.unfreeze()  # what was set aside before may have become garbage: a model that another has replaced
+    gc.collect()
+    gc.freeze()
 
 
 def names_of(runs: Sequence[str]) -> dict[str, str]:
@@ -118,6 +134,7 @@ class Library:
                 logger.info("loaded %s" if shelf.servant else "%s has no model yet", shelf.name)
             except (ThalwegError, OSError) as error:
                 logger.warning("kept %s as it was: %s", shelf.name, error)
+        set_aside()
 
     @property
     def ready(self) -> dict[str, Shelf]:

@@ -33,6 +33,7 @@ PHONE = {"width": 390, "height": 844}
 SIDEWAYS = "document.documentElement.scrollWidth - innerWidth"  # pixels by which a page is wider than its window
 RESTORED = {  # links, and what must be there once they are opened
     "try?words=fed&models=backwards&search=beam&width=3&pick=1": ".answers li:nth-child(2) button[aria-pressed=true]",
+    "try?words=Hannah+paid&models=english&part=1": ".said li:nth-child(2) button[aria-pressed=true]",
     f"memory?pixels={DRAWN}&beta=8&separation=entmax15&step=1&count=20": ".recall :text('Step 1 of')",
     "chain?force=1%3A0%2C2%3A2&seed=4": ".lattice button[aria-label^='like: prep'][aria-pressed=true]",
     f"images?pixels={DRAWN}&map=none": "input[value=none]:checked",
@@ -102,6 +103,22 @@ def test_a_list_is_answered_line_by_line(at: View, served: Any) -> None:
     assert texts(page) == expected(served, "bad", search="beam", width=5)
     assert page.locator(".lines .text").nth(1).inner_text() == expected(served, "fed", search="beam")[0]
     assert "at=2" in page.url
+
+
+def test_a_sentence_has_a_beam_for_each_of_its_words(at: View) -> None:
+    page = at(f"try?models=english&words={quote('Hannah paid 42.')}")
+    page.get_by_role("region", name="Beam of english: hannah").wait_for()
+    words = page.locator(".said button")
+    assert [word.split()[0] for word in words.all_inner_texts()] == ["hannah", "paid", "forty", "two"]
+    words.nth(3).click()
+    page.get_by_role("region", name="Beam of english: two").wait_for()
+    assert page.url.endswith("part=3")
+    page.get_by_label("Type a word").fill("42?")
+    page.get_by_role("region", name="Beam of english: forty").wait_for()
+    assert "part" not in page.url
+    page.get_by_label("Type a word").fill("?!")  # nothing to say, and no beam of it
+    page.get_by_text("No answer.").wait_for()
+    page.locator(".tree").wait_for(state="detached")
 
 
 def test_models_stand_side_by_side_and_can_be_left_out(at: View) -> None:

@@ -7,6 +7,8 @@ import { Attention } from "./attention.js";
 import { SearchControls, asked, readSearch, said, searchInPython } from "./search.js";
 import { Tree } from "./tree.js";
 
+const FIRST = { at: null, pick: null, part: null }; // line, answer and word of a sentence: of other words, the first
+
 export function Try({ models, words, change }) {
   const usable = models.filter((model) => model.view === "strings");
   const seen = useRef({}); // what each model was asked and answered, for the JSON
@@ -20,7 +22,8 @@ export function Try({ models, words, change }) {
     .filter(Boolean);
   const at = Math.min(Number(words.at) || 0, Math.max(list.length - 1, 0));
   const how = readSearch(words, chosen[0]?.default);
-  const shared = { list, at, how, tags: words.tags || "", change, pick: Number(words.pick) || 0, seen };
+  const [pick, part] = [Number(words.pick) || 0, Number(words.part) || 0];
+  const shared = { list, at, how, tags: words.tags || "", change, pick, part, seen };
   return html`<section class="view try">
     <div class="ask">
       <${Words} text=${text} count=${list.length} models=${chosen} change=${change} />
@@ -70,7 +73,7 @@ function Words({ text, count: n, models, change }) {
       dir=${text ? "auto" : models[0]?.direction?.source}
       value=${text}
       placeholder=${models[0]?.examples?.[0] || "word"}
-      onInput=${(event) => change({ words: event.target.value, at: null, pick: null })}
+      onInput=${(event) => change({ words: event.target.value, ...FIRST })}
     ></textarea>
     ${n > 1 && html`<p class="note">${count(n, "line")}; choose one below to look inside.</p>`}
   </div>`;
@@ -95,7 +98,7 @@ function Examples({ models, text, change }) {
           key=${word}
           class="chip"
           aria-pressed=${word === text ? "true" : "false"}
-          onClick=${() => change({ words: word, at: null, pick: null })}
+          onClick=${() => change({ words: word, ...FIRST })}
         >
           <bdi>${word}</bdi>
         </button>`,
@@ -126,7 +129,7 @@ function bodyOf(model, inputs, how, tags, more) {
   return { path: "v1/predict", body: { model: model.name, inputs, ...features, ...asked(how), ...more } };
 }
 
-function Model({ model, list, at, how, tags, change, pick, seen }) {
+function Model({ model, list, at, how, tags, change, pick, part, seen }) {
   const word = list[at];
   const attention = model.attention ? { attention: true } : {};
   const usual = { ...how, ...model.default };
@@ -137,9 +140,11 @@ function Model({ model, list, at, how, tags, change, pick, seen }) {
   const all = useAnswer(list.length > 1 ? bodyOf(model, list.slice(0, most), { ...how, k: 1 }, tags, {}) : null, 300);
   const width = how.search === "greedy" ? 1 : how.search === "beam" ? how.width : usual.width;
   const features = model.features ? { features: tags } : {};
+  const spoken = answer.data?.records[0].words; // of a sentence, whose words have a beam each
+  const input = word && (spoken ? spoken[Math.min(part, spoken.length - 1)]?.word : answer.asked?.body.inputs[0]);
   const tree = useAnswer(
-    word ? { path: "v1/tree", body: { model: model.name, input: word, ...features, width, exact: true } } : null,
-    300,
+    input ? { path: "v1/tree", body: { model: model.name, input, ...features, width, exact: true } } : null,
+    150,
   );
   seen.current[model.name] = [answer, all, tree]
     .filter((each) => each.data)
@@ -172,6 +177,7 @@ function Model({ model, list, at, how, tags, change, pick, seen }) {
           before=${same ? null : before}
           usual=${usual}
           pick=${pick}
+          part=${part}
           change=${change}
           model=${model}
         />`
@@ -183,7 +189,7 @@ function Model({ model, list, at, how, tags, change, pick, seen }) {
         html`<div class=${tree.waiting ? "stale" : ""}>
           <${Tree}
             tree=${tree.data}
-            name=${model.name}
+            name=${`${model.name}: ${tree.asked.body.input}`}
             direction=${directions(model, word, answer.data?.records?.[0]?.answers[0]?.text)}
             width=${width}
           />
@@ -201,7 +207,7 @@ const directions = (model, word, answer) => ({
   target: directionOf(answer ?? "", model.direction?.target),
 });
 
-function Answers({ answer, before, usual, pick, change, model }) {
+function Answers({ answer, before, usual, pick, part, change, model }) {
   const record = answer.data.records[0];
   const rows = grouped(record.answers);
   const at = Math.min(pick, rows.length - 1);
@@ -236,7 +242,7 @@ function Answers({ answer, before, usual, pick, change, model }) {
       )}
     </ol>
     ${!rows.length && html`<p class="note">No answer.</p>`}
-    ${record.words?.length > 1 && html`<${Said} words=${record.words} />`}
+    ${record.words?.length > 1 && html`<${Said} words=${record.words} part=${part} change=${change} />`}
     <${Change} rows=${rows} old=${old} usual=${usual} />
     ${
       chosen?.attention &&
@@ -252,13 +258,21 @@ function Answers({ answer, before, usual, pick, change, model }) {
   </div>`;
 }
 
-// The words of a sentence, with the first answer of each and where that is from.
-function Said({ words }) {
+// The words of a sentence, with the first answer of each and where that is from; the beam drawn is of the one chosen.
+function Said({ words, part, change }) {
+  const at = Math.min(part, words.length - 1);
   return html`<ul class="said" aria-label="Word by word">
     ${words.map(
       ({ word, answers: [first] }, n) =>
         html`<li key=${n}>
-          <bdi>${word}</bdi> <bdi class="text">${first?.text}</bdi> <span class="mark">${first?.from}</span>
+          <button
+            type="button"
+            class="chip"
+            aria-pressed=${n === at ? "true" : "false"}
+            onClick=${() => change({ part: n || null })}
+          >
+            <bdi>${word}</bdi> <bdi class="text">${first?.text}</bdi> <span class="mark">${first?.from}</span>
+          </button>
         </li>`,
     )}
   </ul>`;
@@ -312,7 +326,7 @@ function Change({ rows, old, usual }) {
 
 function Lines({ all, name, list, at, change }) {
   const best = useMemo(
-    () => new Map(all.data?.records.map((record) => [record.source, record.answers[0]])),
+    () => new Map(all.data?.records.map((record) => [record.source, record.answers[0] ?? { text: "none" }])),
     [all.data],
   );
   return html`<div
@@ -328,10 +342,10 @@ function Lines({ all, name, list, at, change }) {
             <button
               type="button"
               aria-pressed=${n === at ? "true" : "false"}
-              onClick=${() => change({ at: n || null, pick: null })}
+              onClick=${() => change({ ...FIRST, at: n || null })}
             >
               <bdi>${word}</bdi><bdi class="text">${best.get(word)?.text ?? "…"}</bdi>
-              <span class="figure">${best.get(word) ? percent(best.get(word).probability) : ""}</span>
+              <span class="figure">${best.get(word)?.probability >= 0 ? percent(best.get(word).probability) : ""}</span>
             </button>
           </li>`,
       )}
