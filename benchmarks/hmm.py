@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness.declaration import Benchmark, Facts, NothingToCompareError, Run, demand
+from benchmarks.harness.declaration import Benchmark, Facts, Run, demand
 from benchmarks.harness.report import comparison, heading
 from benchmarks.harness.timing import Job
 from thalweg.energies import HMM, CategoricalEmission, GaussianEmission
@@ -34,19 +34,6 @@ OURS = {"Thalweg float64": (torch.float64, 1e-9), "Thalweg float32": (torch.floa
 PEERS = {"hmmlearn log": "log", "hmmlearn scaling": "scaling"}
 
 Arrays = list[np.ndarray]
-
-
-def find_peer(run: Run) -> Any:
-    """The module, with as many threads as ours."""
-    try:
-        from hmmlearn import hmm as peer
-        from threadpoolctl import threadpool_limits
-    except ImportError:
-        raise NothingToCompareError(
-            "hmmlearn is not installed, nothing is measured; run: pip install hmmlearn==0.3.3"
-        ) from None
-    threadpool_limits(run.args.threads)
-    return peer
 
 
 def emission(kind: str, values: Arrays, dtype: torch.dtype) -> CategoricalEmission | GaussianEmission:
@@ -136,4 +123,10 @@ def report(facts: Facts) -> list[str]:
 
 
 PARTS = {part: partial(measure, part) for part in CASES}
-BENCHMARK = Benchmark(parts=PARTS, begin=find_peer, report=report, budget=40.0, packages=("hmmlearn",))
+BENCHMARK = Benchmark(
+    parts=PARTS,
+    begin=lambda run: run.only_peer("hmmlearn.hmm", "hmmlearn==0.3.3"),
+    report=report,
+    budget=40.0,
+    packages=("hmmlearn",),
+)

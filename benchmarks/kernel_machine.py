@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness.declaration import Benchmark, Facts, NothingToCompareError, Run, demand
+from benchmarks.harness.declaration import Benchmark, Facts, Run, demand
 from benchmarks.harness.report import comparison, heading
 from benchmarks.harness.timing import Job
 from thalweg.diagnostics import kkt_report
@@ -28,19 +28,6 @@ GRAM_SIZES, GRAM_TINY = [(2_000, 32), (8_000, 32)], [(60, 4)]
 # Beyond so many points scikit-learn is not waited for.
 SOLVER_SIZES, SOLVER_TINY, LIBSVM_MOST = [20_000], [300], 20_000
 SVC_SIZES, SVC_TINY = [(2_000, 2), (2_000, 10), (8_000, 2)], [(90, 3)]
-
-
-def find_peer(run: Run) -> Any:
-    """scikit-learn, with as many threads as ours."""
-    try:
-        import sklearn
-        from threadpoolctl import threadpool_limits
-    except ImportError:
-        raise NothingToCompareError(
-            "scikit-learn is not installed, nothing is measured; run: pip install scikit-learn"
-        ) from None
-    threadpool_limits(run.args.threads)
-    return sklearn
 
 
 def kernels() -> dict[str, tuple[Any, Callable[[np.ndarray], np.ndarray]]]:
@@ -273,4 +260,10 @@ def solver_table(cells: list[Facts]) -> list[str]:
 # A part is a function of a run that gives cells under its name, and a table of these cells.
 PARTS = {"gram": gram_part, "svc": svc_part, "predict": predict_part, "solver": solver_part}
 TABLES = {"gram": gram_table, "svc": svc_table, "predict": predict_table, "solver": solver_table}
-BENCHMARK = Benchmark(parts=PARTS, begin=find_peer, report=report, budget=20.0, packages=("scikit-learn",))
+BENCHMARK = Benchmark(
+    parts=PARTS,
+    begin=lambda run: run.only_peer("sklearn.svm", "scikit-learn"),
+    report=report,
+    budget=20.0,
+    packages=("scikit-learn",),
+)

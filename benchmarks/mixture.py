@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness.declaration import Benchmark, Facts, NothingToCompareError, Run, demand
+from benchmarks.harness.declaration import Benchmark, Facts, Run, demand
 from benchmarks.harness.report import comparison, heading
 from benchmarks.harness.timing import Job
 from thalweg.energies import GaussianMixture
@@ -27,19 +27,6 @@ SIZE, TINY = (100_000, 32, 64), (2_000, 4, 3)  # points, dimensions, components
 STEPS = 5
 TOLERANCE = 1e-6
 OURS, PEER = "Thalweg", "scikit-learn"
-
-
-def find_peer(run: Run) -> Any:
-    """scikit-learn's class, with as many threads as ours."""
-    try:
-        from sklearn.mixture import GaussianMixture as Peer
-        from threadpoolctl import threadpool_limits
-    except ImportError:
-        raise NothingToCompareError(
-            "scikit-learn is not installed, nothing is measured; run: pip install scikit-learn"
-        ) from None
-    threadpool_limits(run.args.threads)
-    return Peer
 
 
 def draw(B: int, D: int, N: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -65,7 +52,7 @@ def theirs(peer: Any, points: np.ndarray, start: dict[str, np.ndarray], spread: 
     settings = {"covariance_type": SHAPES[shape], "reg_covar": 0.0, "max_iter": STEPS, "tol": 0.0}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*did not converge")  # so few steps are meant
-        return peer(len(spread), **given, **settings).fit(points)
+        return peer.GaussianMixture(len(spread), **given, **settings).fit(points)
 
 
 def measure(shape: str, run: Run) -> Facts:
@@ -113,4 +100,10 @@ def report(facts: Facts) -> list[str]:
 
 
 PARTS = {shape: partial(measure, shape) for shape in SHAPES}
-BENCHMARK = Benchmark(parts=PARTS, begin=find_peer, report=report, budget=40.0, packages=("scikit-learn",))
+BENCHMARK = Benchmark(
+    parts=PARTS,
+    begin=lambda run: run.only_peer("sklearn.mixture", "scikit-learn"),
+    report=report,
+    budget=40.0,
+    packages=("scikit-learn",),
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,18 @@ class Run:
         self.facts["left_out"] = [*self.facts.get("left_out", []), *missing]
         for line in missing:
             print(line)
+
+    def only_peer(self, module: str, install: str) -> Any:
+        """A module with as many threads as ours; without it there is nothing to compare."""
+        try:
+            found, threads = import_module(module), import_module("threadpoolctl")
+        except ImportError:
+            name = install.partition("==")[0]
+            raise NothingToCompareError(
+                f"{name} is not installed, nothing is measured; run: pip install {install}"
+            ) from None
+        threads.threadpool_limits(self.args.threads)
+        return found
 
     def compare(
         self,

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from matplotlib import pyplot
 
-from thalweg.diagnostics.normalisation import centring_jacobian, layer_norm_jacobian, normalisation_statistics
+from thalweg.diagnostics.normalisation import layer_norm_jacobian, normalisation_statistics
 
 TENSOR = torch.tensor(
     [[[1, 3, 2], [1, 2, 3]], [[3, 3, 2], [2, 4, 4]], [[4, 2, 2], [1, 2, 4]], [[3, 3, 2], [3, 3, 2]]]
@@ -44,7 +44,7 @@ def draw_jacobians(path: Path) -> None:
     """Two matrices and their singular values."""
     row = torch.tensor([1.0, 3, 2, 7, 4]).double()
     sigma = row.std(correction=0)
-    matrices = {"centring: I - 11'/n": centring_jacobian(5), "layer norm, times σ": layer_norm_jacobian(row) * sigma}
+    matrices = {"centring: I - 11'/n": torch.eye(5) - 1 / 5, "layer norm, times σ": layer_norm_jacobian(row) * sigma}
     figure, axes = pyplot.subplots(1, 3, figsize=(8.4, 2.8), layout="constrained")
     for axis, (title, matrix) in zip(axes, matrices.items(), strict=False):
         axis.imshow(matrix, cmap="RdBu", vmin=-1.6, vmax=1.6)

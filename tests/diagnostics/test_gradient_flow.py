@@ -12,7 +12,7 @@ from torch import nn
 
 from thalweg.data import Batches, Example
 from thalweg.diagnostics import GradientWatch, gradient_flow, unrolled
-from thalweg.diagnostics.image_layers import layer_of
+from thalweg.diagnostics.layer_names import layer_of
 from thalweg.energies import Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
 from thalweg.errors import ConfigError
 from thalweg.layers.recurrent import Recurrent

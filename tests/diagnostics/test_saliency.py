@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,6 @@ from thalweg.diagnostics.saliency import (
     first_filters,
     grad_cam,
     heat,
-    input_gradient,
     integrated_gradients,
     smooth_gradient,
 )
@@ -45,17 +46,19 @@ def score(model, images, classes):
 
 CLASSES = torch.tensor([0, 2, 1])
 
+plain_gradient = partial(smooth_gradient, noise=0.0, samples=1)
+
 
 @pytest.mark.parametrize("changes", [{}, {"norm": "batch", "hidden_norm": True, "head": "average"}], ids=str)
 def test_gradients_are_differences(changes):
     model, images = network(**changes), batch()
-    grads = input_gradient(model, images, CLASSES)
+    grads = plain_gradient(model, images, CLASSES)
     for place in ((0, 0, 0), (1, 3, 4), (0, 7, 7)):
         step = torch.zeros_like(images)
         step[:, *place] = 1e-5
         slope = (score(model, images + step, CLASSES) - score(model, images - step, CLASSES)) / 2e-5
         torch.testing.assert_close(grads[:, *place], slope, rtol=1e-5, atol=1e-8)
-    wrong = input_gradient(model, images, CLASSES.flip(0))
+    wrong = plain_gradient(model, images, CLASSES.flip(0))
     assert not torch.allclose(wrong, grads)
 
 
@@ -63,7 +66,7 @@ def test_nothing_of_the_model_changes():
     model, images = network(norm="batch"), batch()
     model.blocks[0].eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    for function in (input_gradient, smooth_gradient, integrated_gradients, grad_cam):
+    for function in (smooth_gradient, integrated_gradients, grad_cam):
         function(model, images)
         assert images.grad is None
         assert not images.requires_grad
@@ -73,28 +76,28 @@ def test_nothing_of_the_model_changes():
     assert all(p.grad is None for p in model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with torch.no_grad():
-        assert input_gradient(model, images).abs().sum() > 0
+        assert plain_gradient(model, images).abs().sum() > 0
 
 
 def test_the_predicted_class_is_the_default():
     model, images = network(), batch()
     model.eval()
     guesses = model(images).argmin(1)
-    for function in (input_gradient, integrated_gradients, grad_cam):
+    for function in (plain_gradient, integrated_gradients, grad_cam):
         torch.testing.assert_close(function(model, images), function(model, images, guesses))
 
 
 def test_smooth_gradients_are_means_over_noise():
     model, images = network(), batch()
     plain = smooth_gradient(model, images, CLASSES, noise=0.0, samples=2)
-    torch.testing.assert_close(plain, input_gradient(model, images, CLASSES))
+    torch.testing.assert_close(plain, plain_gradient(model, images, CLASSES))
     draw = torch.Generator().manual_seed(5)
     total = torch.zeros_like(images)
     for _ in range(3):
         noise = torch.randn(images.shape, generator=draw, dtype=torch.float64)
         for b in range(3):
             noise[b] *= 0.2 * (images[b].max() - images[b].min())
-        total += input_gradient(model, images + noise, CLASSES)
+        total += plain_gradient(model, images + noise, CLASSES)
     found = smooth_gradient(model, images, CLASSES, noise=0.2, samples=3, seed=5)
     torch.testing.assert_close(found, total / 3)
 
@@ -109,7 +112,7 @@ def test_integrated_gradients_are_complete(activation, pooling, near):
         parts = integrated_gradients(model, images, CLASSES, baseline=baseline, steps=200)
         torch.testing.assert_close(parts.sum((1, 2, 3)), change, rtol=0, atol=near)
     # A plain gradient times the image is not complete: the test can fail.
-    wrong = (images * input_gradient(model, images, CLASSES)).sum((1, 2, 3))
+    wrong = (images * plain_gradient(model, images, CLASSES)).sum((1, 2, 3))
     assert not torch.allclose(wrong, score(model, images, CLASSES) - score(model, images * 0, CLASSES), atol=1e-3)
 
 
@@ -165,7 +168,7 @@ def test_heat():
 
 def test_empty_batches():
     model = network()
-    for function in (input_gradient, smooth_gradient, integrated_gradients):
+    for function in (smooth_gradient, integrated_gradients):
         assert function(model, batch()[:0]).shape == (0, 2, 8, 8)
     assert grad_cam(model, batch()[:0]).shape == (0, 8, 8)
 
@@ -173,9 +176,9 @@ def test_empty_batches():
 def test_mistakes():
     model, images = network(), batch()
     with pytest.raises(ShapeError, match=r"`classes` must be \(3,\)"):
-        input_gradient(model, images, torch.tensor([0]))
+        plain_gradient(model, images, torch.tensor([0]))
     with pytest.raises(ShapeError, match=r"\(B, C, H, W\) floats"):
-        input_gradient(model, images[0])
+        plain_gradient(model, images[0])
     with pytest.raises(ConfigError, match="steps"):
         integrated_gradients(model, images, steps=0)
     with pytest.raises(ConfigError, match="samples"):

@@ -19,7 +19,8 @@ from torch.distributions import Poisson
 
 from oracles.score_spaces import fisher_vector as fisher_vector_by_hand
 from oracles.score_spaces import fisher_vector_from_moments
-from thalweg.energies import HMM, GaussianEmission, GaussianMixture, ScoreSpace, fisher_kernel, fisher_vector
+from thalweg.energies import HMM, GaussianEmission, GaussianMixture, ScoreSpace, fisher_vector
+from thalweg.energies.kernel_machine.features import Fisher
 from thalweg.errors import ConfigError, InfeasibleError, NotFittedError, ShapeError
 
 
@@ -71,7 +72,7 @@ def test_whitening_makes_the_information_one_and_the_kernel_is_its_inner_product
     # Logits of weights can be shifted together: one direction has no information.
     moments = white.mT @ white / len(white)
     close(torch.linalg.eigvalsh(moments), torch.tensor([0.0] + [1.0] * 8, dtype=torch.float64), 1e-8)
-    kernel = fisher_kernel(model, sequences, of=of)
+    kernel = Fisher(space)
     inverse = torch.linalg.pinv(information, hermitian=True, rtol=1e-12)
     close(kernel(others, sequences), space.transform(others) @ white.mT)
     close(kernel(sequences), plain @ inverse @ plain.mT, 1e-8)
@@ -136,7 +137,7 @@ def test_a_pipeline_tells_sequences_of_different_lengths_apart():
     pipeline = make_pipeline(space, StandardScaler(), SVC(kernel="linear"))
     assert pipeline.fit(sequences[:40], labels[:40]).score(sequences[40:], labels[40:]) >= 0.9
     assert cross_val_score(pipeline, sequences, labels, cv=3).mean() >= 0.9
-    kernel = fisher_kernel(model, sequences[:40], of="transitions", average=True)
+    kernel = Fisher(ScoreSpace(model, of="transitions", whiten="empirical", average=True).fit(sequences[:40]))
     machine = SVC(kernel="precomputed").fit(kernel(sequences[:40]), labels[:40])
     assert machine.score(kernel(sequences[40:], sequences[:40]), labels[40:]) >= 0.9
 

@@ -7,17 +7,21 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 
 import torch
 from torch import Tensor
 
+from hostile import forks
 from thalweg.errors import ShapeError, ThalwegError
 from thalweg.inference import LinearChain, SparseTransitions, sparse_map
 from thalweg.kernels.potentials import Chain
 from thalweg.layers import CRF
 
 CASES: dict[str, Callable[[], None]] = {}
+
+refused = partial(forks.refused, kind=ShapeError)
 
 SIZES = ((1, 4, 3), (2, 1, 3), (32, 5, 3), (3, 6, 40), (2, 5, 1))  # one item, one step, lanes, rows, one label
 KINDS = ("shared", "item", "step", "sparse")
@@ -82,17 +86,6 @@ def alike(name: str, ours: Tensor | ThalwegError, reference: Tensor | ThalwegErr
     torch.testing.assert_close(
         ours, reference, rtol=1e-4, atol=1e-4, equal_nan=True, msg=lambda text: f"{name}: {text}"
     )
-
-
-def refused(compute: Callable[[], object], *words: str, kind: type[ThalwegError] = ShapeError) -> None:
-    try:
-        compute()
-    except kind as error:
-        text = str(error)
-        assert "\n" not in text, text
-        assert all(word in text for word in words), (words, text)
-    else:
-        raise AssertionError(f"not refused; expected {kind.__name__} with {words}")
 
 
 def against_reference(size: tuple[int, int, int], kind: str, name: str, value: float, place: int) -> None:

@@ -24,6 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from thalweg.errors import ThalwegError
+
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -65,6 +67,18 @@ class Nursery:
         self.process.stdin.close()
         self.process.wait(30)
         self.process.stdout.close()
+
+
+def refused(call: Callable[[], object], *words: str, kind: type[ThalwegError] = ThalwegError) -> None:
+    """An error of that kind, of one line with these words; nothing else."""
+    try:
+        found = call()
+    except kind as error:
+        text = str(error)
+        assert "\n" not in text, text
+        assert all(word in text for word in words), (words, text)
+        return
+    raise AssertionError(f"taken without a word: {found}")
 
 
 def _child(case: Callable[[], object], told: int) -> None:

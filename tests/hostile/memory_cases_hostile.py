@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from hostile.forks import refused
 from thalweg.energies import HopfieldMemory
-from thalweg.errors import ThalwegError
 from thalweg.kernels import memory, sparse
 from thalweg.kernels.reference import memory as plain_memory
 from thalweg.kernels.reference import sparse_maps as plain_maps
@@ -31,18 +31,6 @@ SIZES = ((1, 1, 1), (1, 3, 2), (2, 5, 4), (9, 100, 16), (20, 200, 8))
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
-
-
-def refused(call: Callable[[], object], *words: str) -> None:
-    """A ``ThalwegError`` of one line with these words; nothing else."""
-    try:
-        found = call()
-    except ThalwegError as error:
-        text = str(error)
-        assert "\n" not in text, text
-        assert all(word in text for word in words), (words, text)
-        return
-    raise AssertionError(f"taken without a word: {found}")
 
 
 def shown(found: Tensor, plain: Tensor) -> None:
@@ -384,7 +372,7 @@ for _name in ("sparsemax", "entmax15", "entmax", "normmax"):
     CASES[f"map: {_name}"] = partial(_map_case, _name)
 
 
-def random_case(seed: int) -> None:
+def at_random(seed: int) -> None:
     """Any sizes, any number anywhere, any beta: the kernels beside plain PyTorch."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -409,10 +397,6 @@ def random_case(seed: int) -> None:
     rows = values * 10.0 ** number(-2, 3)
     alpha = (1.1, 1.5, 2.0, 4.0)[number(0, 4)]
     shown(maps.entmax(rows, alpha), plain_maps.entmax(rows, torch.tensor(alpha, dtype=torch.float64)))
-
-
-FIXED = tuple(CASES)
-CASES |= {f"random {seed}": partial(random_case, seed) for seed in range(300)}
 
 
 def warm() -> None:

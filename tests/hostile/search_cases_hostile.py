@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hostile.forks import refused
 from thalweg.energies import Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
 from thalweg.errors import ThalwegError
 from thalweg.inference import (
@@ -67,18 +68,6 @@ def source(lengths: tuple[int, ...] = (4, 2), seed: int = 0) -> Padded:
     mask = torch.arange(max(lengths)) < count[:, None]
     tokens = torch.randint(4, SYMBOLS, mask.shape, generator=torch.Generator().manual_seed(seed))
     return Padded(tokens.where(mask, 1), count, mask)
-
-
-def refused(call: Callable[[], object], *words: str) -> None:
-    """A ``ThalwegError`` of one line with these words; nothing else."""
-    try:
-        found = call()
-    except ThalwegError as error:
-        text = str(error)
-        assert "\n" not in text, text
-        assert all(word in text for word in words), (words, text)
-        return
-    raise AssertionError(f"taken without a word: {found}")
 
 
 def outcome(call: Callable[[], Hypotheses]) -> Hypotheses | str:
@@ -412,7 +401,7 @@ CASES |= {
 }
 
 
-def random_case(seed: int) -> None:
+def at_random(seed: int) -> None:
     """A model of any kind, a source with any defect or none, any search: the ordinary answer or a refusal."""
     draw = torch.Generator().manual_seed(seed)
 
@@ -433,10 +422,6 @@ def random_case(seed: int) -> None:
         flat[int(torch.randint(flat.numel(), (1,), generator=draw))] = pick((NAN, INF, -INF))
     found = outcome(lambda: beam_search(model, given, width=width, max_length=5))
     same(found, outcome(lambda: ordinary(model, given, width)))
-
-
-FIXED = tuple(CASES)
-CASES |= {f"random {seed}": partial(random_case, seed) for seed in range(400)}
 
 
 def warm() -> None:

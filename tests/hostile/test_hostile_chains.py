@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from hostile import chain_cases_hostile
+from hostile import chain_cases_hostile as cases
 from hostile.forks import Nursery
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery("hostile.chain_cases_hostile")
-    yield nursery
-    nursery.close()
-
-
-@pytest.mark.parametrize("name", chain_cases_hostile.CASES)
+@pytest.mark.parametrize("name", cases.CASES)
 def test_chain(name: str, nursery: Nursery) -> None:
     outcome = nursery.run(name, seconds=60)
     assert outcome.kind == "ok", outcome.text

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from hostile import memory_cases_hostile as cases
-from hostile.forks import Nursery
+from hostile.forks import Nursery, refused
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery("hostile.memory_cases_hostile")
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize("name", cases.FIXED)
+@pytest.mark.parametrize("name", cases.CASES)
 def test_a_memory_answers_as_the_reference_or_says_why_not(nursery: Nursery, name: str) -> None:
     found = nursery.run(name)
     assert found.kind == "ok", found.text
@@ -26,12 +17,12 @@ def test_a_memory_answers_as_the_reference_or_says_why_not(nursery: Nursery, nam
 
 def test_a_case_can_fail() -> None:
     with pytest.raises(AssertionError, match="taken without a word"):
-        cases.refused(lambda: torch.zeros(1))
+        refused(lambda: torch.zeros(1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 300, 30))
 def test_random_memories(nursery: Nursery, first: int) -> None:
     for seed in range(first, first + 30):
-        found = nursery.run(f"random {seed}")
+        found = nursery.run(f"at_random({seed})")
         assert found.kind == "ok", (seed, found.text)

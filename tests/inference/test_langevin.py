@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from contracts.gaussian_energy import GaussianEnergy
 from oracles import densities as oracle
-from thalweg.energies.densities import GaussianEnergy
 from thalweg.energies.mixture.model import GaussianMixture
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.langevin import DivergedError, langevin

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from contracts.gaussian_energy import GaussianEnergy
 from oracles import densities as oracle
-from thalweg.energies.densities import GaussianEnergy, MLPEnergy
+from thalweg.energies.densities import MLPEnergy
 from thalweg.energies.mixture.model import GaussianMixture
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.langevin import langevin

@@ -9,12 +9,11 @@ import statistics
 import pytest
 import torch
 
+from contracts.gaussian_energy import GaussianEnergy
 from oracles import losses as oracle
-from thalweg.energies.densities import GaussianEnergy
 from thalweg.energies.latent import BranchEnergy
 from thalweg.errors import ConfigError
 from thalweg.recipes import load_recipe, run_recipe
-from thalweg.recipes.experiments import EXPERIMENTS, build_settings
 from thalweg.recipes.experiments.branches import BRANCHES, fork_pairs, measure_branches, train_branches
 from thalweg.recipes.experiments.densities import DensitiesSettings, learn_density, sample_energy
 from thalweg.recipes.experiments.losses import (
@@ -145,14 +144,6 @@ SMALL = {
         "branch_steps=2",
     ],
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_settings_in_the_files_are_the_defaults(name):
-    recipe = load_recipe(name)
-    assert (
-        build_settings(recipe.experiment, recipe.settings, [], where=name) == EXPERIMENTS[recipe.experiment].settings()
-    )
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -12,7 +12,7 @@ from torch.distributions import Categorical
 from thalweg.errors import ConfigError
 from thalweg.inference import elbo
 from thalweg.recipes import load_recipe, run_recipe
-from thalweg.recipes.experiments import EXPERIMENTS, build_settings
+from thalweg.recipes.experiments import build_settings
 from thalweg.recipes.experiments.autoencoder import AutoencoderSettings, binary_digits, fit_digits
 from thalweg.recipes.experiments.mixtures import (
     MixturesSettings,
@@ -27,14 +27,6 @@ SMALL = {
     "mixtures": ["points=60", "components=3", "starts=2", "counts=[1, 2]", "max_iter=40", "shown=[0, 2]", "tol=1e-4"],
 }
 PICTURES = {"digits-vae": ["curves", "reconstructions", "samples", "map"], "mixtures": ["steps", "climb", "bic"]}
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_settings_in_the_files_are_the_defaults(name):
-    recipe = load_recipe(name)
-    assert (
-        build_settings(recipe.experiment, recipe.settings, [], where=name) == EXPERIMENTS[recipe.experiment].settings()
-    )
 
 
 @pytest.mark.parametrize("name", SMALL)

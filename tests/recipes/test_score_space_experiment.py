@@ -9,7 +9,6 @@ import pytest
 
 from thalweg.errors import ConfigError
 from thalweg.recipes import load_recipe, run_recipe
-from thalweg.recipes.experiments import EXPERIMENTS, build_settings
 from thalweg.recipes.experiments.findings import load_digit_images
 from thalweg.recipes.experiments.score_space import (
     METHODS,
@@ -24,11 +23,6 @@ from thalweg.recipes.experiments.score_space import (
 )
 
 SMALL = ["train=150", "dev=60", "alone=[2]", "components=[1, 2]", "prices=[3]", "resamples=50"]
-
-
-def test_settings_in_the_file_are_the_defaults():
-    recipe = load_recipe("score-space")
-    assert build_settings(recipe.experiment, recipe.settings, [], where="x") == EXPERIMENTS["score_space"].settings()
 
 
 def test_recipe_from_end_to_end(tmp_path):

@@ -12,18 +12,11 @@ import torch
 from thalweg.energies import LinearTagger
 from thalweg.errors import ConfigError, DataError
 from thalweg.recipes import load_recipe, run_recipe
-from thalweg.recipes.experiments import EXPERIMENTS, build_settings
 from thalweg.recipes.experiments.tagged_sentences import Corpus, made_sentences, read_tagged
 from thalweg.recipes.experiments.tagging import TEACHERS, TaggingSettings, right_words, with_interval
 
 SMALL = ["data=made", "sentences=60", "svm_passes=4", "crf_passes=8", "perceptron_passes=3"]
 SMALL += ["batch=16", "svm_regularisations=[0.02, 0.01]", "crf_regularisations=[0.001]"]
-
-
-def test_settings_in_the_file_are_the_defaults():
-    recipe = load_recipe("structural-svm")
-    settings = build_settings(recipe.experiment, recipe.settings, [], where="structural-svm")
-    assert settings == EXPERIMENTS["tagging"].settings()
 
 
 def test_recipe_from_end_to_end(tmp_path):

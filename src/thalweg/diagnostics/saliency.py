@@ -17,26 +17,6 @@ from thalweg.energies.convnet.model import ConvNet
 from thalweg.errors import ConfigError, ShapeError
 
 
-def input_gradient(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:
-    r"""The gradient :math:`\partial s / \partial x` of the score of a class in the pixels (Simonyan et al., 2014).
-
-    Args:
-        model: images ``(B, C, H, W)`` to energies ``(B, classes)``.
-        images: normalised, as the model takes them.
-        classes: ``(B,)``; the predicted ones where not given.
-    Returns:
-        ``(B, C, H, W)``. Time: one pass forth and back.
-
-    >>> linear = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False))
-    >>> grads = input_gradient(linear, torch.rand(3, 1, 2, 2), torch.tensor([0, 1, 1]))
-    >>> torch.equal(grads[0].flatten(), -linear[1].weight[0])
-    True
-    """
-    with _still(model):
-        classes = _classes(model, images, classes)
-        return _gradient(model, images, classes)
-
-
 def smooth_gradient(
     model: nn.Module,
     images: Tensor,
@@ -52,14 +32,17 @@ def smooth_gradient(
               \epsilon_i \sim N(0, \sigma^2), \quad \sigma = \text{noise} \cdot (\max x - \min x)
 
     Args:
-        noise: standard deviation as a share of each image's range; 0 gives the plain gradient.
+        model: images ``(B, C, H, W)`` to energies ``(B, classes)``.
+        images: normalised, as the model takes them.
+        classes: ``(B,)``; the predicted ones where not given.
+        noise: standard deviation as a share of each image's range; 0 gives the plain gradient (Simonyan et al., 2014).
         samples: n; seed: of the noise.
     Returns:
         ``(B, C, H, W)``. Time: n passes.
 
-    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-    >>> images = torch.rand(3, 1, 2, 2)
-    >>> torch.allclose(smooth_gradient(model, images), input_gradient(model, images))
+    >>> linear = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False))
+    >>> grads = smooth_gradient(linear, torch.rand(3, 1, 2, 2), torch.tensor([0, 1, 1]))
+    >>> torch.allclose(grads[0].flatten(), -linear[1].weight[0])
     True
     """
     if samples < 1 or not 0 <= noise < float("inf"):

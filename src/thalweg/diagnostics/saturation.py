@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thalweg.diagnostics.image_layers import naming_of
+from thalweg.diagnostics.layer_names import naming_of
 from thalweg.diagnostics.unrolling import LayerTrace, unrolled
 from thalweg.energies.convnet.model import ConvNet
 from thalweg.layers.blocks import Highway

@@ -4,7 +4,6 @@ from thalweg.energies.aligner.model import AlignedPair, AlignerConfig, ChunkAlig
 from thalweg.energies.convnet.config import ConvNetConfig
 from thalweg.energies.convnet.model import ConvNet
 from thalweg.energies.densities import (
-    GaussianEnergy,
     MLPEnergy,
     draw_points,
     grid_log_partition,
@@ -43,7 +42,7 @@ from thalweg.energies.mixture.model import DegenerateComponentWarning, GaussianM
 from thalweg.energies.monotonic.model import Monotonic, MonotonicConfig
 from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.energies.pretrained.model import Pretrained
-from thalweg.energies.score_space import ScoreSpace, fisher_kernel, fisher_vector
+from thalweg.energies.score_space import ScoreSpace, fisher_vector
 from thalweg.energies.selection import Choice, choose_size
 from thalweg.energies.seq2seq.model import Seq2Seq, Seq2SeqConfig
 from thalweg.energies.tagger import LinearTagger
@@ -78,7 +77,6 @@ __all__ = [
     "Fisher",
     "FixedPoints",
     "GaussianEmission",
-    "GaussianEnergy",
     "GaussianMixture",
     "GenerationRules",
     "HopfieldMemory",
@@ -126,7 +124,6 @@ __all__ = [
     "classify_states",
     "draw_points",
     "exact_retrieval",
-    "fisher_kernel",
     "fisher_vector",
     "fixed_points",
     "free_energy",

@@ -193,30 +193,6 @@ class _Scores(NamedTuple):
     lengths: Tensor
 
 
-def fisher_kernel(model: Any, X: Any, lengths: Any = None, **settings: Any) -> Callable[..., Any]:
-    r"""The Fisher kernel of a generative model, k(x, y) = U(x)' I^{-1} U(y), with I estimated from the sequences X.
-
-    Args:
-        model, X, lengths, settings: as :class:`ScoreSpace` takes them; ``whiten`` is ``empirical`` by default.
-
-    Returns:
-        ``kernel(A, B=None)``, the inner products of sequences in two lists or batches, ``(len(A), len(B))``; B is A
-        where it is not given. For scikit-learn's ``SVC(kernel="precomputed")``.
-
-    >>> model = GaussianMixture(means=[[0.0]], covariances=[[[1.0]]])
-    >>> kernel = fisher_kernel(model, [[[1.0]], [[-1.0]], [[2.0]], [[-2.0]]])
-    >>> kernel([[[1.0]]], [[[1.0], [1.0]], [[-5.0]]])
-    array([[ 0.8, -2. ]], dtype=float32)
-    """
-    space = ScoreSpace(model, **{"whiten": "empirical", **settings}).fit(X, lengths=lengths)
-
-    def kernel(A: Any, B: Any = None) -> Any:
-        one = space.transform(A)
-        return one @ (one if B is None else space.transform(B)).T
-
-    return kernel
-
-
 def fisher_vector(model: GaussianMixture, X: Any, lengths: Any = None, *, improved: bool = True) -> Any:
     r"""Fisher vectors of sequences under a mixture with diagonal covariances, ``(B, N + 2 N D)``.
 

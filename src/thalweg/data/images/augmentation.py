@@ -64,47 +64,25 @@ class Augmentation:
 
 
 def augment(
-    images: Tensor,
-    config: Augmentation,
-    generator: torch.Generator | None = None,
-    *,
-    fill: Tensor | Sequence[float] | float = 0.5,
+    images: Tensor, config: Augmentation, draws: Tensor, *, fill: Tensor | Sequence[float] | float = 0.5
 ) -> Tensor:
-    """Every image changed in its own random way.
+    r"""Every image changed in its own way.
 
     Args:
         images: ``(B, C, H, W)``, uint8 or floating point in [0, 1], on any device.
-        generator: on the CPU; the numbers are drawn there, so every device gets the same ones.
-        fill: the colour of the cutout, in [0, 1]: one number or ``(C,)``.
-    Returns:
-        ``(B, C, H, W)`` in [0, 1], of the type of ``images``, float32 for uint8.
-
-    Time and memory O(B C H W).
-
-    >>> white = torch.full((2, 3, 8, 8), 255, dtype=torch.uint8)
-    >>> augment(white, Augmentation(cutout=2)).mean() < 1
-    tensor(True)
-    """
-    return augment_with(images, config, torch.rand(len(images), DRAWS, generator=generator), fill=fill)
-
-
-def augment_with(
-    images: Tensor, config: Augmentation, draws: Tensor, *, fill: Tensor | Sequence[float] | float = 0.5
-) -> Tensor:
-    r"""What :func:`augment` does, with the random numbers given.
-
-    Args:
-        images: ``(B, C, H, W)``, uint8 or floating point in [0, 1].
-        draws: ``(B, DRAWS)`` in [0, 1); column by column ``u``: flip where ``u < 1/2``; shift down and right by
-            :math:`\lfloor u (2 p + 1) \rfloor - p` pixels with p the crop; brightness, contrast, saturation by
+        draws: ``(B, DRAWS)`` random numbers in [0, 1); column by column ``u``: flip where ``u < 1/2``; shift down and
+            right by :math:`\lfloor u (2 p + 1) \rfloor - p` pixels with p the crop; brightness, contrast, saturation by
             :math:`1 + c (2 u - 1)`; the angle :math:`a (2 u - 1)`; the zoom :math:`(1 + s)^{2 u - 1}`; the row and
             column of the cutout's centre :math:`\lfloor u H \rfloor, \lfloor u W \rfloor`.
+        fill: the colour of the cutout, in [0, 1]: one number or ``(C,)``.
+    Returns:
+        ``(B, C, H, W)`` in [0, 1], of the type of ``images``, float32 for uint8. Time and memory O(B C H W).
 
     The pixel at (i, j) comes from :math:`c + R (q - c) / z + d`, where q is (i, j), or (i, W - 1 - j) in a flipped
     image, c the centre, R the rotation, z the zoom and d the shift; past the border, from its mirror image.
 
     >>> draws = torch.full((1, DRAWS), 0.25)
-    >>> augment_with(torch.tensor([[[[0.0, 0.5, 1.0]]]]), Augmentation(crop=0), draws)
+    >>> augment(torch.tensor([[[[0.0, 0.5, 1.0]]]]), Augmentation(crop=0), draws)
     tensor([[[[1.0000, 0.5000, 0.0000]]]])
     """
     if images.ndim != 4:
@@ -125,31 +103,13 @@ def augment_with(
     return moved
 
 
-def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """``(images - mean) / std`` by channel, in floating point; a channel that never varies is only centred.
+def normalisation_of(mean: Tensor, std: Tensor, *, in_bytes: bool) -> tuple[Tensor, Tensor]:
+    """What to multiply every channel by and then to add, each ``(C, 1, 1)``, so that it is (image - mean) / std.
 
     Args:
-        images: ``(B, C, H, W)``, uint8 (which counts as 1/255 each) or floating point.
-        mean, std: ``(C,)``, in units of [0, 1], as :func:`thalweg.data.channel_statistics` gives them.
-
-    >>> normalise(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), torch.tensor([0.5]), torch.tensor([0.25]))
-    tensor([[[[-2.,  2.]]]])
-    """
-    if images.ndim != 4 or mean.shape != std.shape or mean.shape != images.shape[1:2]:
-        raise ShapeError(
-            f"`images` must be (B, C, H, W) with `mean` and `std` of (C,), got {tuple(images.shape)}, "
-            f"{tuple(mean.shape)} and {tuple(std.shape)}"
-        )
-    slope, offset = normalisation_of(
-        mean.to(images.device), std.to(images.device), in_bytes=not images.is_floating_point()
-    )
-    dtype = images.dtype if images.is_floating_point() else mean.dtype
-    # In place: half of the memory traffic of two new tensors.
-    return (images * slope.to(dtype)).add_(offset.to(dtype))
-
-
-def normalisation_of(mean: Tensor, std: Tensor, *, in_bytes: bool) -> tuple[Tensor, Tensor]:
-    """What :func:`normalise` multiplies every channel by and then adds, each ``(C, 1, 1)``.
+        mean, std: ``(C,)``, in units of [0, 1], as :func:`thalweg.data.channel_statistics` gives them; a channel that
+            never varies is only centred.
+        in_bytes: whether images are uint8, which counts as 1/255 each.
 
     >>> normalisation_of(torch.tensor([0.5]), torch.tensor([0.25]), in_bytes=False)
     (tensor([[[4.]]]), tensor([[[-2.]]]))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.data.images.augmentation import DRAWS, Augmentation, augment_with, normalisation_of
+from thalweg.data.images.augmentation import DRAWS, Augmentation, augment, normalisation_of
 from thalweg.data.images.reading import ImageSplit
 from thalweg.errors import ConfigError, ShapeError
 
@@ -220,7 +220,7 @@ class ImageBatches:
         rngs = [np.random.default_rng([self.seed, n, k]) for k in group]
         if self.augment is not None:
             drawn = [rng.random((size, DRAWS), dtype=np.float32) for rng, size in zip(rngs, sizes, strict=True)]
-            images = augment_with(images, self.augment, torch.from_numpy(np.concatenate(drawn)), fill=self._mean)
+            images = augment(images, self.augment, torch.from_numpy(np.concatenate(drawn)), fill=self._mean)
         slope, offset = self._scale(images)
         images = (images * slope).add_(offset)
         others = weights = None

@@ -114,18 +114,13 @@ class OptimalityReport:
     mean_gap: float
     """Mean over the unproved items with a finished answer of what its score may lack; 0 where there are none."""
 
-    @property
-    def unproved(self) -> int:
-        """Items whose optimum is not known."""
-        return self.items - self.proved
-
     @classmethod
     def compare(cls, best: Hypotheses, beam: Hypotheses, *, width: int, ends: bool = True) -> OptimalityReport:
         """What exact search says about a beam of ``width``, both of the same items; ``ends``: whether there is an eos.
 
         >>> none = Hypotheses.none(2, 1, torch.device("cpu"))
-        >>> OptimalityReport.compare(none, none, width=5).unproved
-        2
+        >>> OptimalityReport.compare(none, none, width=5).proved
+        0
         """
         # Rounding may differ between two runs of the model; that is no better answer.
         better = best.scores[:, 0] > beam.scores[:, 0] + 1e-5

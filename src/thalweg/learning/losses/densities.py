@@ -5,11 +5,10 @@ samples up. Contrastive divergence replaces those samples by short walks; score 
 -dE/dx does not know Z. Every loss here takes an energy ``(B, ...) -> (B,)``, each row by itself, and data ``(B, ...)``,
 and returns ``(B,)``; data are constants to it.
 
->>> from thalweg.energies.densities import GaussianEnergy
->>> energy, data = GaussianEnergy(torch.zeros(1)), torch.tensor([[-2.0], [2.0]])
->>> score_matching(energy, data).mean().backward()
->>> energy.factor.grad  # P = 1, but the data's variance is 4: the precision is too large
-tensor([[6.]])
+>>> precision, data = torch.ones((), requires_grad=True), torch.tensor([[-2.0], [2.0]])
+>>> score_matching(lambda x: precision * x.square().sum(-1) / 2, data).mean().backward()
+>>> precision.grad  # it is 1, but the data's variance is 4: the precision is too large
+tensor(3.)
 """
 
 from __future__ import annotations
@@ -58,10 +57,9 @@ def contrastive_divergence(
     Returns:
         ``(B,)``.
 
-    >>> from thalweg.energies.densities import GaussianEnergy
-    >>> energy = GaussianEnergy(torch.zeros(1))
-    >>> contrastive_divergence(energy, torch.tensor([[2.0]]), step_size=0.5, noise=0.0)  # from 2 to 1: 2 - 1/2
-    tensor([1.5000], grad_fn=<SubBackward0>)
+    >>> half_square = lambda x: x.square().sum(-1) / 2
+    >>> contrastive_divergence(half_square, torch.tensor([[2.0]]), step_size=0.5, noise=0.0)  # from 2 to 1: 2 - 1/2
+    tensor([1.5000])
     """
     _check_data(data)
     _check_steps(steps)

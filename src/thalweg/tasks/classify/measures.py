@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from thalweg.data.images.batches import ImageBatch
 from thalweg.diagnostics.gradient_flow import gradient_flow
-from thalweg.diagnostics.image_layers import map_layers
+from thalweg.diagnostics.layer_names import map_layers
 from thalweg.diagnostics.map_use import (
     ChannelUse,
     LayerStretch,

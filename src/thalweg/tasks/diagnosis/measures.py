@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from thalweg.diagnostics.decay import DecayMeter, DecayReport
 from thalweg.diagnostics.gradient_flow import GradientFlow, gradient_flow
-from thalweg.diagnostics.image_layers import naming_of
 from thalweg.diagnostics.jacobians import SpanReport
+from thalweg.diagnostics.layer_names import naming_of
 from thalweg.diagnostics.normalisation import NormalisationReport
 from thalweg.diagnostics.saturation import SaturationReport, saturation
 from thalweg.errors import ConfigError

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from thalweg.data import Batch
 from thalweg.diagnostics.gradient_flow import gradient_flow, run_watched
-from thalweg.diagnostics.image_layers import place_of
 from thalweg.diagnostics.jacobians import graph_jacobians, span_spectra
+from thalweg.diagnostics.layer_names import place_of
 from thalweg.diagnostics.normalisation import NormalisationReport, compare_normalisations
 from thalweg.diagnostics.recurrences import vanishing_bound
 from thalweg.diagnostics.saturation import saturation
