@@ -15,8 +15,8 @@ from thalweg.errors import ConfigError, ShapeError
 from thalweg.kernels.dispatch import memory_kernels, on_cpu
 from thalweg.kernels.reference import memory as reference
 from thalweg.kernels.reference.memory import Settled
-from thalweg.kernels.room import enough_memory
 from thalweg.kernels.tracing import traced
+from thalweg.limits import enough_memory
 
 
 def _check(queries: Tensor, keys: Tensor, mask: Tensor | None, block: int | None, name: str = "keys") -> None:
