@@ -107,21 +107,10 @@ def backward(chain: Chain, saved: tuple[()], weights: Tensor, gold: Tensor | Non
     return times(_gradients(chain, gold, None)[2], weights, None)  # type: ignore[return-value]
 
 
-def edge_marginals(chain: Chain) -> Tensor:
-    """p(y_t = i, y_t+1 = j), (B, T-1, C, C), or (B, T-1, E) for sparse transitions."""
-    moves = _gradient(chain, None, None, "step")[3]
-    return moves.squeeze(2) if isinstance(chain.transitions, SparseTransitions) else moves
-
-
-def expectation(chain: Chain, other: Chain) -> Tensor:
-    """E_{y ~ chain}[score_other(y)], (B,), with 0 * -inf = 0."""
-    added = "step" if "step" in (_added(chain), _added(other)) else "item"
-    _, _, labels, moves, _, _ = _gradient(chain, None, None, added)
-    last = labels[torch.arange(len(labels)), chain.lengths - 1]
-    scores = torch.from_numpy(_given(other)[1])
-    pairs = (labels, other.emissions), (labels[:, 0], other.start), (last, other.end), (moves, scores)
-    terms = [torch.where(p > 0, p.double() * x.double(), 0.0).flatten(1).sum(1) for p, x in pairs]
-    return torch.stack(terms).sum(0).to(labels.dtype)
+def posteriors(chain: Chain, *, by_step: bool) -> tuple[Tensor, Tensor]:
+    """Probabilities of labels (B, T, C) and of moves, (B, T-1, C, C) or (B, T-1, E); added up over steps (B, 1, ..)."""
+    _, _, labels, moves, _, _ = _gradient(chain, None, None, "step" if by_step else "item")
+    return labels, moves.squeeze(2) if isinstance(chain.transitions, SparseTransitions) else moves
 
 
 def viterbi(chain: Chain) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.errors import ConfigError
 from thalweg.kernels.gpu import chain_log, chain_paths, chain_posterior, chain_walks
-from thalweg.kernels.gpu.launching import Launch, Layout, Room, replayed
+from thalweg.kernels.gpu.launching import Launch, Layout, Room, ceiling, replayed
 from thalweg.kernels.potentials import Chain, SparseTransitions
 
 __all__ = ["Plan", "Saved", "dense", "gradients", "labels", "messages", "messages_and_gradients", "plan_of"]
@@ -97,7 +97,7 @@ class _Scores(NamedTuple):
 @lru_cache(maxsize=512)
 def _plan(shape: tuple[int, ...], transitions: tuple[int, ...], real: torch.dtype, warm_up: int) -> Plan:
     B, T, C = shape
-    width = max(16, 1 << (C - 1).bit_length())
+    width = max(16, ceiling(C))
     kind = len(transitions) - 2
     scaled = kind < 2 and width <= MOST_HELD
     tile = width if width <= MOST_HELD else max(4, 8192 // width)

@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.kernels.gpu.arithmetic import finite_or_zero, pending
-from thalweg.kernels.gpu.decode_products import Halves, ceiling, write
-from thalweg.kernels.gpu.launching import overlapped
+from thalweg.kernels.gpu.decode_products import Halves, write
+from thalweg.kernels.gpu.launching import ceiling, overlapped
 
 __all__ = ["attend_past", "attend_places", "attend_source"]
 

@@ -13,8 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.kernels.gpu.arithmetic import pending
-from thalweg.kernels.gpu.decode_products import ceiling
-from thalweg.kernels.gpu.launching import overlapped
+from thalweg.kernels.gpu.launching import ceiling, overlapped
 
 __all__ = ["MOST_CANDIDATES", "Beam", "Traced", "advance", "fits", "start", "trace"]
 
@@ -58,8 +57,6 @@ class Beam(NamedTuple):
 
 
 MOST_CANDIDATES = 16384  # continuations of an item that one program can hold
-
-
 _GONE = tl.constexpr(-2147483647 - 1)  # the key of what is not there
 
 
@@ -306,11 +303,7 @@ def _trace(beam, count, found, summary, items, capacity, V, W: tl.constexpr, K: 
 
 
 class Traced(NamedTuple):
-    """Answers of a search.
-
-    >>> Traced._fields
-    ('tokens', 'lengths', 'scores', 'finished', 'optimal')
-    """
+    """Answers of a search."""
 
     tokens: Tensor  # (A, k, T) with -1 past the end
     lengths: Tensor  # (A, k)

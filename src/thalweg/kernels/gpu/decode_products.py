@@ -18,23 +18,14 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.kernels.gpu.arithmetic import pending
-from thalweg.kernels.gpu.launching import overlapped
+from thalweg.kernels.gpu.launching import ceiling, overlapped
 
-__all__ = ["ACTIVATIONS", "Halves", "ceiling", "multiply", "normalise", "suits", "write"]
+__all__ = ["ACTIVATIONS", "Halves", "multiply", "normalise", "suits", "write"]
 
 # Numbers of the activations, as the kernel takes them.
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3, "swiglu": 4}
 _FEW = 16  # rows up to which reading the matrix takes longer than multiplying
 _MANY = 1024  # rows from which a program that normalises has more than one
-
-
-def ceiling(size: int) -> Any:
-    """The power of two from ``size`` on.
-
-    >>> ceiling(5)
-    8
-    """
-    return triton.next_power_of_2(size)
 
 
 def suits(rows: int) -> bool:

@@ -7,8 +7,7 @@ namespace {
 constexpr int L = LANES<float>;
 using V = Vector<float>;
 
-// ---- products: every output is a dot product of a row of x with a row of the weights ----
-
+// Numbers of weights, each kind as float32.
 inline V widened(const float* from) { return load(from); }
 inline V widened(const int8_t* from) {
     VectorN<int8_t, L> v;
@@ -142,8 +141,6 @@ void linear(const Matrix& map, const float* x, int64_t x_row, int64_t rows, int6
             return with(int8_t());
     }
 }
-
-// ---- rows of numbers ----
 
 // f(place, count) for every vector of a row of `width` numbers.
 template <class Function>
