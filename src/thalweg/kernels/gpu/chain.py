@@ -39,14 +39,17 @@ def at_once(chain: Chain, gold: Tensor | None, total: bool) -> tuple[Tensor, Sav
     emissions = chain.emissions
     if emissions.numel() > SMALL or not len(emissions):
         return None
-    weights = _units(len(emissions), emissions.dtype, emissions.device, 1.0 if gold is None else -1.0)
+    sign = 1 if gold is None else -1
+    weights = _units(len(emissions), emissions.dtype, emissions.device, sign)
     with on_device_of(emissions):
-        values, saved, gradients = chain_launch.messages_and_gradients(plan_of(chain), chain, _plain(gold), weights)
+        values, saved, gradients = chain_launch.messages(
+            plan_of(chain), chain, _plain(gold), sign=sign, weights=weights
+        )
     return values.sum() if total else values, saved, gradients, None
 
 
 @lru_cache(maxsize=64)
-def _units(count: int, dtype: torch.dtype, device: torch.device, value: float) -> Tensor:
+def _units(count: int, dtype: torch.dtype, device: torch.device, value: int) -> Tensor:
     return torch.full((count,), value, dtype=dtype, device=device)
 
 
@@ -87,7 +90,7 @@ def forward(
     every = max(1, math.isqrt(plan.T - 1)) if low_memory else 1
     plan = plan._replace(every=every if keep else plan.T)
     with on_device_of(chain.emissions):
-        values, saved = chain_launch.messages(plan, chain, _plain(gold), ways=1 + keep, sign=sign)
+        values, saved, _ = chain_launch.messages(plan, chain, _plain(gold), ways=1 + keep, sign=sign)
     return values, saved if keep else None
 
 
@@ -131,7 +134,7 @@ def _by_segments(chain: Chain, saved: Saved, weights: Tensor, gold: Tensor | Non
         # The last position of an item belongs to the segment that comes to it by a step.
         own = torch.where((final > begin) | (begin == 0), weights, 0.0)
         plan = plan_of(segment)
-        slopes = chain_launch.gradients(segment, chain_launch.messages(plan, segment, None, ways=2)[1], own, labels)
+        slopes = chain_launch.gradients(segment, chain_launch.messages(plan, segment, None)[1], own, labels)
         skipped = min(begin, 1)
         d_emissions[:, begin + skipped : stop + 1] = slopes[0][:, skipped:]
         if per_step:
