@@ -65,7 +65,8 @@ def times(gradients: tuple[Tensor, ...], weights: Tensor, gold: Tensor | None) -
     """
     if weights.dim() and weights.stride(0):
         return None  # whether they are alike, only a wait for the device would tell
-    torch._foreach_mul_(gradients, weights[0] if weights.dim() else weights)  # pyright: ignore[reportPrivateImportUsage]
+    for gradient in gradients:
+        gradient.mul_(weights[0] if weights.dim() else weights)
     return gradients
 
 
