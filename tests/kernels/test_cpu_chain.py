@@ -435,6 +435,9 @@ def test_what_a_kernel_would_follow_is_checked() -> None:
     refused(0, np.empty((3, 5, 3), np.float32), "`transitions` must be")
     refused(0, np.empty((0, 5, 4), np.float32), "must have items")
     refused(0, np.empty((3, 5, 4)), "incompatible", TypeError)
+    for place in (0, 1, 3, 4, 5, 8):
+        refused(place, None, "incompatible", TypeError)
+    refused(9, (np.empty((3, 5, 4), np.float32), None, None, None), "incompatible", TypeError)
     refused(1, np.empty((2, 1, 4, 4), np.float32), "`transitions` must be")
     refused(1, np.empty((1, 1, 4, 8), np.float32)[..., ::2], "incompatible", TypeError)
     refused(2, edges, "`transitions` must be")

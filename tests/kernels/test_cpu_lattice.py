@@ -153,5 +153,6 @@ def test_other_functions_refuse_too():
     for changed in ((cells[:, :2].copy(), labels, weights), (cells, labels + 5, weights), (cells, labels, np.ones(3))):
         with pytest.raises(ShapeError):
             kernels.lattice_emitted(*changed, out, 1)
-    with pytest.raises(TypeError):
-        kernels.lattice_value(*arguments(scores=np.zeros((2, 3, 4, 3), np.int64)))
+    for wrong in ({"scores": np.zeros((2, 3, 4, 3), np.int64)}, {"scores": None}, {"rows": None}, {"values": None}):
+        with pytest.raises(TypeError):
+            kernels.lattice_value(*arguments(**wrong))
