@@ -297,9 +297,9 @@ def messages(
 
     Also the gradient for such ``weights`` (B,), where they are given, in the same sequence of launches.
     """
-    x, values, slopes = _Scores.of(chain, gold), chain.emissions.new_empty(plan.B), weights is not None
-    how = _How(plan, slopes=slopes, ways=ways, labelled=gold is not None, sign=sign)
-    gradient = (weights, *_empty(x)) if slopes else ()
+    x, values = _Scores.of(chain, gold), chain.emissions.new_empty(plan.B)
+    how = _How(plan, slopes=weights is not None, ways=ways, labelled=gold is not None, sign=sign)
+    gradient = () if weights is None else (weights, *_empty(x))
     return values, Saved(plan, _run(how, x, values, *gradient)), gradient[1:]
 
 
