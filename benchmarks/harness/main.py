@@ -71,11 +71,10 @@ def stem(name: str, benchmark: Benchmark, device: str) -> str:
 def measure(benchmark: Benchmark, args: argparse.Namespace) -> Facts:
     """The environment, and the parts that were asked for."""
     torch.set_num_threads(args.threads)
-    compiler = "triton" if args.device == "cuda" else "numba"
     facts: Facts = {
         "place": "gpu" if args.device == "cuda" else "cpu",
         "machine": machine(args.device),
-        "versions": versions(("numpy", compiler, *benchmark.packages)),
+        "versions": versions(("numpy", *["triton"] * (args.device == "cuda"), *benchmark.packages)),
         "threads": args.threads,
         "rounds": args.rounds,
         "one_run": True,

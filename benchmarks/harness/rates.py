@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -48,23 +47,6 @@ def bandwidth(device: str, moved: int) -> float:
     return 2 * 4 * source.numel() * repeats / best_seconds(run, device)
 
 
-@cache
-def _walk_cpu() -> Callable[[Any, int], None]:
-    import numba
-
-    @numba.njit(fastmath=True)
-    def walk(x: Any, steps: int) -> None:
-        share = 0.5 / len(x)
-        for _ in range(steps):
-            total = x.dtype.type(0)
-            for i in range(len(x)):
-                total += x[i]
-            for i in range(len(x)):
-                x[i] = x[i] * 0.5 + total * share
-
-    return walk
-
-
 def step_seconds(device: str, labels: int, *, steps: int = 100_000) -> float:
     """Seconds of one dependent reduction over so many values."""
     if device == "cuda":
@@ -73,7 +55,9 @@ def step_seconds(device: str, labels: int, *, steps: int = 100_000) -> float:
         x = torch.ones(1 << (labels - 1).bit_length(), device=device)
         steps //= 10
         return best_seconds(lambda: walk(x, steps), device) / steps
-    values, walk = torch.ones(labels).numpy(), _walk_cpu()
+    from benchmarks.harness.step_cpu import walk
+
+    values = torch.ones(labels).numpy()
     return best_seconds(lambda: walk(values, steps), device) / steps
 
 

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -161,6 +162,10 @@ def _free_of_machine() -> int | None:
     facts = _numbers_in("/proc/meminfo")
     if "MemAvailable" in facts:
         return 1024 * (facts["MemAvailable"] + facts.get("SwapFree", 0))
+    return _whole_machine()
+
+
+def _whole_machine() -> int | None:
     with contextlib.suppress(AttributeError, ValueError, OSError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None
@@ -265,10 +270,9 @@ def within_memory(remedy: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        text = str(error)
-        lacking = isinstance(error, MemoryError) or any(sign in text for sign in _SIGNS)
-        if isinstance(error, ThalwegError) or not lacking:
+        if isinstance(error, ThalwegError) or not _lacking(error):
             raise
+        text = str(error)
         asked = re.search(r"allocate (\d[\d.,]*) ?(bytes|[KMGTPE]iB)", text)
         free = None if "CUDA" in text else free_memory()
         found = f"less ({_size(free)} free)" if free is not None else "less"
@@ -281,6 +285,46 @@ _SIGNS = (
     *("can't allocate memory", "Cannot allocate memory", "out of memory", "not enough memory", "bad_alloc"),
     *("Storage size calculation overflowed", "integer multiplication overflow", "Invalid buffer size"),
 )
+
+
+def _lacking(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in _SIGNS)
+
+
+@contextmanager
+def enough_memory(numbers: int, **settings: int) -> Iterator[None]:
+    """Work that holds so many ``numbers`` at once because of ``settings``; :class:`ConfigError` if they are too many.
+
+    What would take more than half of the memory is refused before it is begun: where pages are promised that are not
+    there, a system ends the process that uses them. What the allocator refuses later is said in the same words.
+
+    >>> with enough_memory(10**17, width=10**9):
+    ...     pass
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: `width` = 1000000000 must fit into memory, got a need of 800000000.0 GB; lower it
+    """
+    most = min((size for size in _memory() if size is not None), default=math.inf)
+    if 8 * numbers > most / 2:
+        raise ConfigError(_too_much(settings, f"a need of {8 * numbers / 1e9:.1f} GB"))
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, ThalwegError) or not _lacking(error):
+            raise
+        words = str(error)
+        raise ConfigError(_too_much(settings, repr(words.splitlines()[0]) if words else "none")) from error
+
+
+@cache
+def _memory() -> tuple[int | None, int | None]:
+    """Bytes of the machine's memory and of its container's, as far as they are told."""
+    return _whole_machine(), _most_of_container()
+
+
+def _too_much(settings: dict[str, int], got: str) -> str:
+    names = " and ".join(f"`{name}` = {value}" for name, value in settings.items())
+    return f"{names} must fit into memory, got {got}; lower {'it' if len(settings) == 1 else 'one of them'}"
 
 
 def _asked(number: str, unit: str) -> str:

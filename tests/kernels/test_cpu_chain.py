@@ -435,6 +435,9 @@ def test_what_a_kernel_would_follow_is_checked() -> None:
     refused(0, np.empty((3, 5, 3), np.float32), "`transitions` must be")
     refused(0, np.empty((0, 5, 4), np.float32), "must have items")
     refused(0, np.empty((3, 5, 4)), "incompatible", TypeError)
+    for place in (0, 1, 3, 4, 5, 8):
+        refused(place, None, "incompatible", TypeError)
+    refused(9, (np.empty((3, 5, 4), np.float32), None, None, None), "incompatible", TypeError)
     refused(1, np.empty((2, 1, 4, 4), np.float32), "`transitions` must be")
     refused(1, np.empty((1, 1, 4, 8), np.float32)[..., ::2], "incompatible", TypeError)
     refused(2, edges, "`transitions` must be")
@@ -459,6 +462,33 @@ def test_what_a_kernel_would_follow_is_checked() -> None:
         sparse = (given[0], np.zeros((1, 1, 1, 2), np.float32), np.array(wrong), *given[3:])
         with pytest.raises(ShapeError, match="`edges` must"):
             kernels.chain_likelihood(sparse, None, None, values, None, 1)
+
+
+def test_other_functions_refuse_too() -> None:
+    given = cpu._given(ops._plain(make((3, 5, 4), "shared", torch.float32)))
+    bad = (*given[:5], np.array([1, 6, 5]))
+    scores, path, lists = np.empty(3, np.float32), np.empty((3, 5), np.int64), np.empty((3, 2), np.float32)
+    paths, uniforms, drawn = (
+        np.empty((3, 2, 5), np.int64),
+        np.empty((2, 3, 5), np.float32),
+        np.empty((2, 3, 5), np.int64),
+    )
+    calls: dict[Any, list[Any]] = {
+        kernels.chain_viterbi: [(bad, scores, path), (given, lists[:, 0].copy()[:2], path), (given, scores, path[:2])],
+        kernels.chain_top_k: [
+            *((bad, lists, paths), (given, lists, paths[:, :1].copy()), (given, lists[:2], paths)),
+            (given, np.empty((3, 0), np.float32), np.empty((3, 0, 5), np.int64)),
+        ],
+        kernels.chain_sample: [
+            (bad, uniforms, drawn),
+            (given, uniforms, drawn[:1]),
+            (given, uniforms[:, :2].copy(), drawn),
+        ],
+    }
+    for function, cases in calls.items():
+        for case in cases:
+            with pytest.raises(ShapeError, match="must"):
+                function(*case, 1)
 
 
 @pytest.mark.parametrize("others", [0.0, -math.inf])

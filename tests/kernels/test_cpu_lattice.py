@@ -90,7 +90,8 @@ def arguments(**changes):
         "gradient": np.zeros((2, 3, 4, 3), np.float32),
         "threads": 1,
     }
-    return list((given | changes).values())
+    values = list((given | changes).values())
+    return [tuple(values[:7]), *values[7:]]
 
 
 BAD = {
@@ -138,19 +139,20 @@ def test_what_does_not_fit_is_refused(name: str):
 
 
 def test_other_functions_refuse_too():
-    common = arguments()[:7]
+    common = arguments()[0]
     for paths, uniforms in (((5, 2, 4), (5, 2, 5)), ((5, 1, 4), (5, 2, 6))):
         with pytest.raises(ShapeError):
             kernels.lattice_sample(
-                *common, np.zeros(uniforms, np.float32), np.zeros(2, np.float32), np.zeros(paths, np.int64), 1
+                common, np.zeros(uniforms, np.float32), np.zeros(2, np.float32), np.zeros(paths, np.int64), 1
             )
     for k, paths in ((0, (2, 0, 4)), (2, (2, 3, 4)), (2, (1, 2, 4))):
         with pytest.raises(ShapeError):
-            kernels.lattice_best(*common, np.zeros((2, k), np.float32), np.zeros(paths, np.int64), 1)
+            kernels.lattice_best(common, np.zeros((2, k), np.float32), np.zeros(paths, np.int64), 1)
     cells, labels, weights, out = np.zeros((2, 3, 4)), np.zeros((2, 4), np.int64), np.ones(2), np.zeros((2, 3, 5))
     kernels.lattice_emitted(cells, labels, weights, out, 1)
     for changed in ((cells[:, :2].copy(), labels, weights), (cells, labels + 5, weights), (cells, labels, np.ones(3))):
         with pytest.raises(ShapeError):
             kernels.lattice_emitted(*changed, out, 1)
-    with pytest.raises(TypeError):
-        kernels.lattice_value(*arguments(scores=np.zeros((2, 3, 4, 3), np.int64)))
+    for wrong in ({"scores": np.zeros((2, 3, 4, 3), np.int64)}, {"scores": None}, {"rows": None}, {"values": None}):
+        with pytest.raises(TypeError):
+            kernels.lattice_value(*arguments(**wrong))

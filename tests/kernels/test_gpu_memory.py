@@ -24,6 +24,7 @@ from contracts.triton_kernels import (
     needs_triton,
 )
 from oracles import memory as oracle
+from thalweg.kernels import memory as ops
 from thalweg.kernels.reference import memory as reference
 
 pytestmark = needs_triton
@@ -214,17 +215,20 @@ def test_how_often_the_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @here_only
 @pytest.mark.parametrize("size", [(1, 2048, 1), (3, 2100, 5)])
-def test_attention_is_an_association(size: tuple[int, int, int]) -> None:
+def test_attention_is_an_association(size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many patterns; of few PyTorch's is as fast."""
+    monkeypatch.setattr(ops, "memory_kernels", lambda _: gpu)
+    calls, associate = [], gpu.associate
+    monkeypatch.setattr(gpu, "associate", lambda *given: calls.append(given) or associate(*given))
     queries, patterns = random_memory(size)
     asked, held = queries.to(DEVICE), patterns.to(DEVICE)
-    assert gpu.attend(asked, held[:2047], 0.4) is None
-    found = gpu.attend(asked, held, 0.4)
-    assert found is not None
+    ops.attend(asked, held[:2047], 0.4)
+    assert not calls
+    found = ops.attend(asked, held, 0.4)
     close(found, oracle.associate(*(x.double().numpy() for x in (queries, patterns, patterns)), 0.4)[0], 1e-5)
-    again = gpu.attend(asked.mT.contiguous().mT[None], held.mT.contiguous().mT[None], 0.4)
-    assert again is not None
+    again = ops.attend(asked.mT.contiguous().mT[None], held.mT.contiguous().mT[None], 0.4)
     torch.testing.assert_close(again, found[None])
+    assert len(calls) == 2
 
 
 @here_only

@@ -18,7 +18,10 @@ WATCHES = {
     "address,undefined": ("libasan.so", "ASAN_OPTIONS", "detect_leaks=0:halt_on_error=1"),
     "thread": ("libtsan.so", "TSAN_OPTIONS", "ignore_noninstrumented_modules=1:die_after_fork=0:halt_on_error=1"),
 }
-TESTS = ("test_extension.py", "test_cpu_chain.py", "test_segments.py", "test_cpu_lattice.py")
+TESTS = (
+    *("test_extension.py", "test_cpu_chain.py", "test_segments.py", "test_cpu_lattice.py"),
+    *("test_memory.py", "test_sparse_maps.py", "test_decoding.py"),
+)
 
 
 def compiled(sanitizers: str, folder: Path) -> None:

@@ -133,12 +133,14 @@ def test_shapes_and_lengths_are_looked_at():
     with pytest.raises(ShapeError, match="uniforms"):
         cpu.sample(good, lengths, torch.zeros(1, 2, 3, 1))
     numbers = [x.double().numpy() for x in (good[0], good[1][None], good[2][None])]
-    with pytest.raises(ShapeError, match="all or none"):
-        _kernels.segments_likelihood(
-            *numbers, lengths.numpy(), torch.zeros(2).double().numpy(), numbers[0], None, None, 1
-        )
+    given, values = (*numbers, lengths.numpy()), numbers[0][:, 0, 0, 0].copy()
+    for gradients in ((numbers[0], None, None), numbers[:2]):  # all or none
+        with pytest.raises(TypeError):
+            _kernels.segments_likelihood(given, values, tuple(gradients), 1)
+    with pytest.raises(ShapeError, match="d_durations"):
+        _kernels.segments_likelihood(given, values, (numbers[0], numbers[1], numbers[2]), 1)
     with pytest.raises(TypeError):
-        _kernels.segments_viterbi(*(x.astype("f4") for x in numbers), lengths.numpy(), lengths.numpy(), 1)
+        _kernels.segments_viterbi((*(x.astype("f4") for x in numbers), lengths.numpy()), lengths.numpy()[:, None], 1)
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from oracles import chains as oracle
 from thalweg.errors import ConfigError, DataError, InfeasibleError, ShapeError
 from thalweg.inference.structures.chain import LinearChain
 from thalweg.inference.structures.tag_schemes import tag_constraints
-from thalweg.kernels.masks import keeps_all
 from thalweg.layers.crf import CRF
+from thalweg.layers.padded import keeps_all, kept_lengths
 
 B, T, C = 4, 5, 3
 PREFIX = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 0]], dtype=torch.bool)
@@ -407,3 +407,18 @@ def test_a_mask_of_any_layout_is_looked_at():
     assert keeps_all(wide[::2, ::2])
     assert not keeps_all(wide[:, ::2])
     assert not keeps_all(wide[1:3, 1:3])
+
+
+@pytest.mark.parametrize("T", [1, 5, 16, 1500])
+def test_masks_are_counted_and_gaps_are_found(T: int):
+    draw = torch.Generator().manual_seed(T)
+    lengths = torch.randint(0, T + 1, (6,), generator=draw)
+    mask = torch.arange(T) < lengths[:, None]
+    mask[3:] = torch.rand(3, T, generator=draw) < 0.7
+    expected = []
+    for row in mask.tolist():
+        count = sum(row)
+        expected.append(count if all(row[:count]) else -count)
+    for given in (mask, mask.t().contiguous().t(), mask.repeat(1, 2)[:, :T]):
+        assert kept_lengths(given).tolist() == expected
+    assert kept_lengths(mask[:0]).shape == (0,)

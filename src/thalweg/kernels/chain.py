@@ -5,7 +5,7 @@ The kernels give values and first derivatives; derivatives of those come from th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +19,7 @@ from thalweg.kernels.reference import chain as reference
 from thalweg.kernels.reference.chain import score as score
 from thalweg.kernels.reference.recursion import fold as fold
 from thalweg.kernels.reference.recursion import inside as inside
-from thalweg.kernels.tracing import traced
+from thalweg.kernels.tracing import derived, traced
 
 
 def inputs_of(chain: Chain) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -68,26 +68,6 @@ def _plain(chain: Chain) -> Chain:
 def _reference_value(chain: Chain, gold: Tensor | None, method: str = "auto") -> Tensor:
     value = reference.log_partition(chain, method=method)
     return value if gold is None else torch.where(torch.isneginf(value), value, value - score(chain, gold))
-
-
-def _derived(ctx: Any, first: int, function: Callable[..., Sequence[Tensor]], cotangents: Sequence[Tensor]) -> Any:
-    """What autograd wants of a backward pass: the derivative of the reference's ``function`` of the saved tensors.
-
-    They are the arguments from number ``first`` on; the function gives what a kernel gave.
-    """
-    again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[first:]
-    with torch.enable_grad():
-        # The same tensors under new names: one that serves twice gets the derivative of each use by itself.
-        inputs = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors]
-        wanted = [x for x, needed in zip(inputs, needs, strict=True) if needed]
-        pairs = [(x, weight) for x, weight in zip(function(*inputs), cotangents, strict=True) if x.requires_grad]
-        if pairs:
-            values, weights = zip(*pairs, strict=True)
-            settings: dict[str, Any] = {"create_graph": again, "materialize_grads": True, "allow_unused": True}
-            found = iter(torch.autograd.grad(values, wanted, weights, **settings))
-        else:  # a chain of one label is linear in its scores: its gradient depends on nothing
-            found = iter([torch.zeros_like(x) for x in wanted])
-    return (*[None] * first, *(next(found) if needed else None for needed in needs))
 
 
 class _Call:
@@ -168,17 +148,23 @@ class _Gradient(torch.autograd.Function):
             value = (_reference_value(with_inputs(chain, inputs), gold) * weights).sum()
             return torch.autograd.grad(value, inputs, create_graph=True, materialize_grads=True)
 
-        return _derived(ctx, 4, gradient, cotangents)
+        return derived(ctx, 4, gradient, cotangents)
 
 
 class _Expectation(torch.autograd.Function):
-    """E_p[score_q(y)] by a kernel; its derivative by the reference."""
+    """E_p[score_q(y)] by the posteriors that a kernel gives; its derivative by the reference."""
 
     @staticmethod
     def forward(ctx: Any, kernels: ModuleType, p: Chain, q: Chain, *inputs: Tensor) -> Tensor:
         ctx.save_for_backward(*inputs)
         ctx.rest = p, q
-        return kernels.expectation(_plain(p), _plain(q))
+        labels, moves = kernels.posteriors(_plain(p), by_step=4 in (p.moves.dim(), q.moves.dim()))
+        last = labels[torch.arange(len(labels), device=labels.device), p.lengths - 1]
+        scores = q.moves.unsqueeze(1) if q.moves.dim() == 3 else q.moves
+        pairs = (labels, q.emissions), (labels[:, 0], q.start), (last, q.end), (moves, scores)
+        # In float64, where what is impossible counts nothing.
+        terms = [torch.where(x == 0, 0.0, x.double() * y.double()).flatten(1).sum(1) for x, y in pairs]
+        return torch.stack(terms).sum(0).to(labels.dtype)
 
     @staticmethod
     def backward(ctx: Any, *weights: Tensor):
@@ -187,7 +173,7 @@ class _Expectation(torch.autograd.Function):
         def value(*inputs: Tensor) -> Sequence[Tensor]:
             return (reference.expectation(with_inputs(p, inputs[:4]), with_inputs(q, inputs[4:])),)
 
-        return _derived(ctx, 3, value, weights)
+        return derived(ctx, 3, value, weights)
 
 
 def log_partition(chain: Chain, *, backend: str = "auto", low_memory: bool = False) -> Tensor:
@@ -216,7 +202,7 @@ def log_likelihood(
 
 
 def watched_log_likelihood(
-    chain: Chain, gold: Tensor, kernels: ModuleType, *, low_memory: bool = False, total: bool = False
+    chain: Chain, gold: Tensor | None, kernels: ModuleType, *, low_memory: bool = False, total: bool = False
 ) -> tuple[Tensor, bool | None]:
     """:func:`log_likelihood` by kernels, and whether all of it is finite; None where only a wait would tell."""
     call = _Call(kernels, chain, gold, low_memory, total)
@@ -227,8 +213,7 @@ def watched_log_likelihood(
 def _value(chain: Chain, gold: Tensor | None, backend: str, low_memory: bool, total: bool) -> Tensor:
     kernels = trusted_kernels(backend, chain)
     if kernels is not None:
-        call = _Call(kernels, chain, gold, low_memory, total)
-        return _Value.apply(call, *inputs_of(chain))  # type: ignore[return-value]
+        return watched_log_likelihood(chain, gold, kernels, low_memory=low_memory, total=total)[0]
     # Where kernels stood aside the loop answers: it lets NaN go no further than it must.
     method = "auto" if chain_kernels(backend, chain) is None else "loop"
     method = {"scan": "scan", "reference": "loop"}.get(backend, method)
@@ -291,4 +276,4 @@ def edge_marginals(chain: Chain, *, backend: str = "auto") -> Tensor:
     kernels = trusted_kernels(backend, chain)
     if kernels is None or carries_graph(chain):
         return reference.edge_marginals(chain)
-    return kernels.edge_marginals(_plain(chain))
+    return kernels.posteriors(_plain(chain), by_step=True)[1]

@@ -60,11 +60,10 @@ def _fastest(device: str, sparse: bool) -> str:
     return "reference"
 
 
-def _chosen(backend: str, chain: Chain) -> str:
-    """The backend's name: what was asked for where it can be had, else the fastest for this device."""
-    device = chain.emissions.device.type
+def _chosen(backend: str, device: str, sparse: bool = False) -> str:
+    """The backend's name: what was asked for where it can be had, else the fastest for this kind of device."""
     if backend == "auto":
-        return _fastest(device, isinstance(chain.transitions, SparseTransitions))
+        return _fastest(device, sparse)
     if backend not in BACKENDS:
         raise ConfigError(f"unknown backend `{backend}`; {nearest(backend, BACKENDS)}")
     if backend in _DEVICE:
@@ -77,28 +76,38 @@ def _chosen(backend: str, chain: Chain) -> str:
                 f'backend "{backend}" computes on {_DEVICE[backend]}, but the scores lie on {device}; '
                 'use backend="auto"'
             )
-        if backend == "gpu" and isinstance(chain.transitions, SparseTransitions):
+        if backend == "gpu" and sparse:
             raise ConfigError('sparse transitions have no "gpu" kernels; use backend="auto"')
     return backend
 
 
 def chain_kernels(backend: str, chain: Chain) -> ModuleType | None:
     """The compiled kernels for a chain, or None where plain PyTorch (``"reference"``, ``"scan"``) computes it."""
-    chosen = _chosen(backend, chain)
-    if chosen in ("reference", "scan") or not len(chain.emissions):  # an empty batch is no work for a kernel
-        return None
-    return _found(chosen, "chain")
+    sparse = isinstance(chain.transitions, SparseTransitions)
+    return _of_structure("chain", _chosen(backend, chain.emissions.device.type, sparse), chain.emissions)
+
+
+def segment_kernels(backend: str, parts: Tensor) -> ModuleType | None:
+    """The compiled kernels for segmentations whose parts score so, or None where plain PyTorch computes them."""
+    return _of_structure("segments", _chosen(backend, parts.device.type), parts)
+
+
+def lattice_kernels(backend: str, scores: Tensor) -> ModuleType | None:
+    """The compiled kernels for paths through grids, or None where plain PyTorch (``"reference"``) computes them."""
+    if backend == "scan":
+        raise ConfigError('backend "scan" is for chains; paths through grids have "auto", "reference", "cpu" and "gpu"')
+    return _of_structure("lattice", _chosen(backend, scores.device.type), scores)
+
+
+def _of_structure(family: str, chosen: str, scores: Tensor) -> ModuleType | None:
+    # No numbers, as in an empty batch, are no work for a kernel.
+    return None if chosen in ("reference", "scan") or not scores.numel() else _found(chosen, family)
 
 
 def fixed_kernels(device: torch.device) -> ModuleType | None:
     """The kernels of decoding steps in buffers of fixed shape, which a GPU can record and repeat; None elsewhere."""
     usual = device.type == "cuda" and torch.get_default_dtype() is torch.float32
     return _found("gpu", "decoding") if usual else None
-
-
-def mask_kernels(mask: Tensor) -> ModuleType | None:
-    """The kernels that look at masks on a GPU; None elsewhere."""
-    return _found("gpu", "masks") if mask.device.type == "cuda" else None
 
 
 def memory_kernels(x: Tensor) -> ModuleType | None:
@@ -116,14 +125,6 @@ def search_kernels(device: torch.device) -> ModuleType | None:
     return _found("cpu", "search") if device.type == "cpu" and usual_defaults() else None
 
 
-def lattice_kernels(backend: str, scores: Tensor) -> ModuleType | None:
-    """The compiled kernels for paths through grids, or None where plain PyTorch (``"reference"``) computes them."""
-    if backend == "scan":
-        raise ConfigError('backend "scan" is for chains; paths through grids have "auto", "reference", "cpu" and "gpu"')
-    chosen = _chosen(backend, Chain(scores, *[scores] * 4))
-    return None if chosen == "reference" or not scores.numel() else _found(chosen, "lattice")
-
-
 def _of_numbers(x: Tensor, family: str) -> ModuleType | None:
     """The family's kernels on the device of ``x``; none for no numbers."""
     if x.is_cpu:
@@ -134,10 +135,3 @@ def _of_numbers(x: Tensor, family: str) -> ModuleType | None:
 @cache
 def _found(backend: str, family: str) -> ModuleType | None:
     return import_module(f"thalweg.kernels.{backend}.{family}") if _installed(_PACKAGE[backend]) else None
-
-
-def segment_kernels(backend: str, scores: tuple[Tensor, ...]) -> ModuleType | None:
-    """The compiled kernels for segmentations under such scores, or None where plain PyTorch computes them."""
-    parts, moves = scores[0], scores[2]
-    chosen = _chosen(backend, Chain(parts, moves, moves, moves, moves))
-    return None if chosen in ("reference", "scan") or not len(parts) else _found(chosen, "segments")

@@ -16,7 +16,7 @@ from torch import Tensor
 from thalweg.kernels.dispatch import lattice_kernels, on_cpu, usual_defaults
 from thalweg.kernels.reference.lattice import Lattice, fold, inside
 from thalweg.kernels.semirings import Log
-from thalweg.kernels.tracing import traced
+from thalweg.kernels.tracing import derived, traced
 
 __all__ = ["Lattice", "fold", "inside", "longest", "plain", "trusted_kernels", "value", "value_and_marginals"]
 
@@ -51,13 +51,15 @@ def trusted_kernels(backend: str, lattice: Lattice) -> ModuleType | None:
 def _sound(lattice: Lattice) -> bool:
     """Whether no score that counts is NaN or +inf; padding is told apart only where one was found."""
     scores = lattice.scores.detach()
-    if scores.amax() < math.inf:  # false for NaN
-        return True
+    return bool(scores.amax() < math.inf or _tidy(lattice, scores).amax() < math.inf)  # false for NaN
+
+
+def _tidy(lattice: Lattice, scores: Tensor) -> Tensor:
+    """Scores with 0 in what no path of an item can reach."""
     if lattice.labels is None:
-        counts = inside(lattice)
-    else:
-        counts = (torch.arange(scores.shape[1], device=scores.device) < lattice.rows.unsqueeze(-1)).unsqueeze(-1)
-    return bool(torch.where(counts, scores, 0.0).amax() < math.inf)
+        return torch.where(inside(lattice), scores, 0.0)
+    kept = torch.arange(scores.shape[-2], device=scores.device) < lattice.rows.unsqueeze(-1)
+    return torch.where(kept.unsqueeze(-1), scores, 0.0)
 
 
 def plain(lattice: Lattice) -> Lattice:
@@ -101,22 +103,11 @@ class _Marginals(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *weights: Tensor):
-        lattice, again = ctx.rest, torch.is_grad_enabled()
-        (scores,) = ctx.saved_tensors
-        with torch.enable_grad():
-            fresh = scores.view_as(scores) if scores.requires_grad else scores.detach().requires_grad_()
-            total = fold(lattice, Log(), _tidy(lattice, fresh))
-            first = torch.autograd.grad(total.sum(), fresh, create_graph=True)[0]
-            dot = (first * weights[1]).sum() + (total * weights[0]).sum()
-            return None, None, torch.autograd.grad(dot, fresh, create_graph=again)[0]
+        def both(scores: Tensor) -> tuple[Tensor, Tensor]:
+            total = fold(ctx.rest, Log(), _tidy(ctx.rest, scores))
+            return total, torch.autograd.grad(total.sum(), scores, create_graph=True)[0]
 
-
-def _tidy(lattice: Lattice, scores: Tensor) -> Tensor:
-    """Scores with 0 in what no path of an item can reach."""
-    if lattice.labels is None:
-        return torch.where(inside(lattice), scores, 0.0)
-    kept = torch.arange(scores.shape[-2], device=scores.device) < lattice.rows.unsqueeze(-1)
-    return torch.where(kept.unsqueeze(-1), scores, 0.0)
+        return derived(ctx, 2, both, weights)
 
 
 def value(lattice: Lattice, kernels: ModuleType) -> Tensor:

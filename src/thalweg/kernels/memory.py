@@ -15,8 +15,8 @@ from thalweg.errors import ConfigError, ShapeError
 from thalweg.kernels.dispatch import memory_kernels, on_cpu
 from thalweg.kernels.reference import memory as reference
 from thalweg.kernels.reference.memory import Settled
-from thalweg.kernels.room import enough_memory
 from thalweg.kernels.tracing import traced
+from thalweg.limits import enough_memory
 
 
 def _check(queries: Tensor, keys: Tensor, mask: Tensor | None, block: int | None, name: str = "keys") -> None:
@@ -142,10 +142,9 @@ def attend(queries: Tensor, patterns: Tensor, beta: float) -> Tensor:
     shape, stored = queries.shape, patterns.shape
     if (len(shape) == 2 or shape[0] == 1) and stored[-2] and _untouched(queries, patterns):
         kernels = memory_kernels(queries)
-        if kernels is not None and queries.device == patterns.device:
-            found = kernels.attend(queries, patterns, beta)
-            if found is not None:
-                return found
+        if kernels is not None and queries.device == patterns.device and stored[-2] >= kernels.LEAST:
+            kept = patterns.reshape(stored[-2:])
+            return kernels.associate(queries.reshape(-1, stored[-1]), kept, kept, beta, None, None)[0].view(shape)
     if traced():  # PyTorch's attention has no forward derivative
         return torch.softmax(beta * (queries @ patterns.mT), -1) @ patterns
     batch = shape[:-2] or (1,)
@@ -172,13 +171,9 @@ def settle(
     with N the number of patterns that are present and M their largest norm. The energy never rises.
 
     Args:
-        queries: ``(Q, D)``.
-        patterns: ``(N, D)``, in the type of ``queries``.
-        beta: inverse temperature, positive.
+        queries, patterns, beta, mask, block: as of :func:`associate`, whose keys and values the patterns are.
         max_steps: updates at most; 0 gives the energies alone.
         tol: how far an update may move a query that is at rest; negative never stops before ``max_steps``.
-        mask: ``(N,)`` bool, True where a pattern is present.
-        block: patterns looked at together; none leaves the choice to the kernel.
     Returns:
         :class:`Settled`, without gradient. Where no pattern is present the state is 0 and its energy infinite.
 
@@ -204,11 +199,8 @@ def nearest(
     r"""The k patterns with the largest dot product for every query, best first.
 
     Args:
-        queries: ``(Q, D)``.
-        keys: ``(N, D)``, in the type of ``queries``.
+        queries, keys, mask, block: as of :func:`associate`.
         k: how many, at least 1; more than are present is allowed.
-        mask: ``(N,)`` bool, True where a pattern is present.
-        block: patterns looked at together; none leaves the choice to the kernel.
     Returns:
         scores ``(Q, k)`` and indices ``(Q, k)`` int64, without gradient; places that no pattern fills have score -inf
         and index -1. Among equal scores any order may come.

@@ -18,7 +18,7 @@ from thalweg.kernels.dispatch import segment_kernels
 from thalweg.kernels.reference import segments as reference
 from thalweg.kernels.reference.recursion import inside
 from thalweg.kernels.semirings import Log
-from thalweg.kernels.tracing import traced
+from thalweg.kernels.tracing import derived, traced
 
 __all__ = ["log_partition", "marginals", "tidy", "trusted_kernels"]
 
@@ -45,7 +45,7 @@ def trusted_kernels(backend: str, scores: Scores, lengths: Tensor) -> ModuleType
     >>> trusted_kernels("auto", nan, torch.tensor([1])) is None
     True
     """
-    kernels = None if traced() or scores[1].dim() == 4 else segment_kernels(backend, scores)
+    kernels = None if traced() or scores[1].dim() == 4 else segment_kernels(backend, scores[0])
     if kernels is None or _below_infinity(scores) or _below_infinity(tidy(scores, lengths)):
         return kernels
     return None
@@ -78,7 +78,7 @@ class _Value(Function):
     def backward(ctx: Any, *weights: Tensor):
         scores, units = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
         if torch.is_grad_enabled():
-            found = _Gradient.apply(ctx.lengths, weights[0], *units, *scores)
+            found = _Gradient.apply(ctx.lengths, units, weights[0], *scores)
         else:
             found = _scaled(units, weights[0], scores)
         return None, None, *found  # type: ignore[misc]
@@ -88,23 +88,18 @@ class _Gradient(Function):
     """The gradient of weights (B,) times log Z, by what a kernel gave; its own gradient by the reference."""
 
     @staticmethod
-    def forward(ctx: Any, lengths: Tensor, weights: Tensor, *tensors: Tensor):
-        units, scores = tensors[:3], tensors[3:]
+    def forward(ctx: Any, lengths: Tensor, units: Scores, weights: Tensor, *scores: Tensor):
         ctx.save_for_backward(weights, *scores)
         ctx.lengths = lengths
         return _scaled(units, weights, scores)
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor):
-        again = torch.is_grad_enabled()
-        with torch.enable_grad():
-            # Under new names: a tensor that serves twice gets the derivative of each use by itself.
-            own = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors]
-            weights, *scores = own
-            values = reference.fold(Log(), ctx.lengths, tidy(tuple(scores), ctx.lengths))
-            first = torch.autograd.grad(values, scores, weights, create_graph=True)
-            found = torch.autograd.grad(first, own, outer, create_graph=again, materialize_grads=True)
-        return None, found[0], None, None, None, *found[1:]
+        def gradient(weights: Tensor, *scores: Tensor) -> Scores:
+            values = reference.fold(Log(), ctx.lengths, tidy(scores, ctx.lengths))
+            return torch.autograd.grad(values, scores, weights, create_graph=True)
+
+        return derived(ctx, 2, gradient, outer)
 
 
 def log_partition(scores: Scores, lengths: Tensor, *, backend: str = "auto") -> Tensor:
@@ -125,10 +120,10 @@ def marginals(kernels: ModuleType, scores: Scores, lengths: Tensor) -> Tensor:
 
     >>> from thalweg.kernels.dispatch import segment_kernels
     >>> one = torch.zeros(1, 2, 2, 1), torch.zeros(2, 1), torch.zeros(1, 1)
-    >>> kernels = segment_kernels("auto", one)
+    >>> kernels = segment_kernels("auto", one[0])
     >>> torch.ones(1, 2) if kernels is None else marginals(kernels, one, torch.tensor([2]))[0, :, 0].T
     tensor([[1., 1.]])
     """
     units = kernels.likelihood(scores, lengths, gradient=True)[1]
     ones = units[0].new_ones(len(lengths))
-    return _Gradient.apply(lengths, ones, *units, *scores)[0]  # type: ignore[index]
+    return _Gradient.apply(lengths, units, ones, *scores)[0]  # type: ignore[index]

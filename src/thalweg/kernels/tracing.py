@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import isfunction
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 Class = TypeVar("Class", bound=type)
@@ -23,6 +24,26 @@ def traced() -> bool:
     """
     # No public question exists; without these names plain PyTorch answers, slowly and rightly.
     return _transforms_active is None or _transforms_active() or getattr(forward_ad, "_current_level", 0) >= 0
+
+
+def derived(ctx: Any, first: int, function: Callable[..., Sequence[Tensor]], cotangents: Sequence[Tensor]) -> Any:
+    """What autograd wants of a backward pass: the derivative of the reference's ``function`` of the saved tensors.
+
+    They are the arguments from number ``first`` on; the function gives what a kernel gave.
+    """
+    again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[first:]
+    with torch.enable_grad():
+        # The same tensors under new names: one that serves twice gets the derivative of each use by itself.
+        inputs = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors]
+        wanted = [x for x, needed in zip(inputs, needs, strict=True) if needed]
+        pairs = [(x, weight) for x, weight in zip(function(*inputs), cotangents, strict=True) if x.requires_grad]
+        if pairs:
+            values, weights = zip(*pairs, strict=True)
+            settings: dict[str, Any] = {"create_graph": again, "materialize_grads": True, "allow_unused": True}
+            found = iter(torch.autograd.grad(values, wanted, weights, **settings))
+        else:  # a chain of one label is linear in its scores: its gradient depends on nothing
+            found = iter([torch.zeros_like(x) for x in wanted])
+    return (*[None] * first, *(next(found) if needed else None for needed in needs))
 
 
 def _outside(function: Callable[..., Any]) -> Callable[..., Any]:

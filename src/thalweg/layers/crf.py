@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from thalweg.errors import ConfigError, DataError, ShapeError, nearest
 from thalweg.inference.structures.chain import LinearChain
 from thalweg.inference.structures.tag_schemes import TagConstraints
-from thalweg.kernels.masks import keeps_all, kept_lengths
 from thalweg.kernels.tracing import uncompiled
+from thalweg.layers.padded import keeps_all, kept_lengths
 
 _REDUCTIONS = ("none", "sum", "mean", "token_mean")
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ShapeError
+from thalweg.kernels import on_cpu
 
 
 class Padded(NamedTuple):
@@ -42,6 +43,26 @@ class Padded(NamedTuple):
     def part(self, first: int, last: int) -> Padded:
         """The sequences first ... last - 1."""
         return Padded(self.tokens[first:last], self.lengths[first:last], self.mask[first:last])
+
+
+def keeps_all(mask: Tensor) -> bool:
+    """Whether a bool mask is known to keep everything; elsewhere than on the CPU it is not asked, for looking is dear.
+
+    >>> keeps_all(torch.tensor([[True, True]])), keeps_all(torch.tensor([[True, False]]))
+    (True, False)
+    """
+    return on_cpu(mask) and bool(mask.numpy().all())
+
+
+def kept_lengths(mask: Tensor) -> Tensor:
+    """How many positions of each row of a bool mask (B, T) are kept, (B,) int64; negative where they are not the first.
+
+    >>> kept_lengths(torch.tensor([[True, True, False], [True, False, True], [False, False, False]]))
+    tensor([ 2, -2,  0])
+    """
+    lengths = mask.sum(1)
+    gaps = (mask[:, 1:] > mask[:, :-1]).any(1)
+    return torch.where(gaps, -lengths, lengths)
 
 
 def checked(source: Any, symbols: int, *, wait: bool = False) -> Padded:

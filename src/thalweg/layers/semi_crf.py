@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from thalweg.errors import ConfigError, ShapeError, nearest
 from thalweg.inference.structures.inputs import require_tensor
 from thalweg.inference.structures.semi_markov import Segment, SemiMarkov
-from thalweg.kernels.masks import kept_lengths
 from thalweg.kernels.tracing import uncompiled
+from thalweg.layers.padded import kept_lengths
 
 _REDUCTIONS = ("none", "sum", "mean")
 Segments = Tensor | Sequence[Sequence[tuple[int, int, int]]]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from thalweg.errors import ConfigError, DataError
-from thalweg.kernels.room import enough_memory
+from thalweg.limits import enough_memory
 
 __all__ = ["Grid", "Side", "code_grids", "sides_of"]
 

@@ -15,7 +15,7 @@ from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.structures.chain import LinearChain
 from thalweg.inference.structures.semi_markov import SemiMarkov
 from thalweg.kernels.potentials import SparseTransitions
-from thalweg.kernels.room import enough_memory
+from thalweg.limits import enough_memory
 
 Lengths = Tensor | Sequence[int] | None
 

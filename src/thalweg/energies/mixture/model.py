@@ -19,9 +19,8 @@ from thalweg.energies.mixture.start import begin, distinct
 from thalweg.energies.rows import Rows, read_weights
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.search.protocol import real
-from thalweg.kernels.room import enough_memory
 from thalweg.kernels.tracing import traced
-from thalweg.limits import COUNT, SEED, WIDTH, check_numbers
+from thalweg.limits import COUNT, SEED, WIDTH, check_numbers, enough_memory
 
 
 class DegenerateComponentWarning(UserWarning):

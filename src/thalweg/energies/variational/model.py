@@ -18,8 +18,7 @@ from thalweg.energies.variational.networks import build_decoder, build_encoder
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.variational.bounds import cyclic_anneal, free_bits, importance_bound, linear_anneal
 from thalweg.inference.variational.expectations import expectation
-from thalweg.kernels.room import enough_memory
-from thalweg.limits import SEED, check_fits, check_numbers
+from thalweg.limits import SEED, check_fits, check_numbers, enough_memory
 
 Listener = Callable[[dict[str, Any]], None]
 

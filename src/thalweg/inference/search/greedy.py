@@ -28,7 +28,7 @@ from thalweg.inference.search.protocol import (
     raise_not_a_number,
 )
 from thalweg.inference.search.streaming import Partial
-from thalweg.kernels.room import enough_memory
+from thalweg.limits import enough_memory
 
 # Given log-probabilities (R, V), the numbers of the rows (R,) and the step: symbols (R,) and their
 # log-probabilities (R,), which are -inf where nothing can follow and NaN or +inf where the model failed.

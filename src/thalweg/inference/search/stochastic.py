@@ -21,7 +21,7 @@ from thalweg.inference.search.protocol import (
     raise_not_a_number,
 )
 from thalweg.inference.search.sampling import check_temperature, ranking
-from thalweg.kernels.room import enough_memory
+from thalweg.limits import enough_memory
 
 # Perturbed scores held at once; a batch with more is searched in pieces.
 _ROOM = 1 << 22

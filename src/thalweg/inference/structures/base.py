@@ -12,9 +12,9 @@ from torch.distributions import Distribution, register_kl
 
 from thalweg.errors import ConfigError, InfeasibleError, ShapeError
 from thalweg.inference.structures.perturbation import PerturbedMode, gumbel
-from thalweg.kernels.room import enough_memory
 from thalweg.kernels.semirings import Draw, Entropy, Expectation, KMax, Log, Max, Semiring
 from thalweg.kernels.tracing import traced, uncompiled
+from thalweg.limits import enough_memory
 
 Inputs = tuple[Tensor, ...]
 _AT_ONCE = 2**22  # numbers that samples are drawn from in one go

@@ -11,10 +11,16 @@ from torch import Tensor
 
 from thalweg.errors import ShapeError
 from thalweg.inference.structures.base import Structure
-from thalweg.inference.structures.chain_inputs import checked_lengths, difference, potentials_of
+from thalweg.inference.structures.chain_inputs import (
+    checked_lengths,
+    difference,
+    lowest_and_highest,
+    nan_items,
+    potentials_of,
+    refuse_infinite,
+)
 from thalweg.inference.structures.inputs import require_tensor
 from thalweg.kernels import chain as ops
-from thalweg.kernels.chain_checks import lowest_and_highest, nan_items, refuse_infinite
 from thalweg.kernels.dispatch import chain_kernels
 from thalweg.kernels.potentials import Chain, SparseTransitions
 from thalweg.kernels.semirings import Semiring

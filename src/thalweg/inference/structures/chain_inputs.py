@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from thalweg.errors import ShapeError
 from thalweg.inference.structures.inputs import require_tensor
-from thalweg.kernels.chain_checks import check_lengths
+from thalweg.kernels.chain_checks import check_lengths, counted, named
 from thalweg.kernels.potentials import Chain, SparseTransitions
 from thalweg.kernels.reference.recursion import looked_up
 
@@ -125,3 +126,44 @@ def difference(q: Chain, p: Chain) -> Chain:
             ours, theirs = (x.unsqueeze(1) if x.dim() == 3 else x for x in (ours, theirs))
         moves = less(theirs, ours)
     return Chain(less(q.emissions, p.emissions), moves, less(q.start, p.start), less(q.end, p.end), p.lengths)
+
+
+def lowest_and_highest(chain: Chain) -> tuple[float, float]:
+    """Of all scores, padding included, NaN if any is; one wait for a GPU."""
+    ends = [torch.stack(x.aminmax()) for _, x in named(chain) if x.numel()]
+    lowest, highest = torch.stack(ends, 1).tolist()
+    return (math.nan, math.nan) if any(map(math.isnan, highest)) else (min(lowest), max(highest))
+
+
+def refuse_infinite(chain: Chain) -> None:
+    """Raise a ShapeError for the first score of +inf that counts, with its place."""
+    for name, scores in counted(chain):
+        found = (scores == math.inf).nonzero()
+        if len(found):
+            where = _place(name, chain.transitions, found[0].tolist())
+            raise ShapeError(
+                f"scores must be below +inf, got +inf in `{name}` at {where}; a score of +inf makes every "
+                "probability undefined: use -inf to forbid the others instead"
+            )
+
+
+def _place(name: str, moves: Tensor | SparseTransitions, at: list[int]) -> str:
+    if name == "emissions":
+        return f"position {at[1]}, label {at[2]} of batch item {at[0]}"
+    if name in ("start", "end"):
+        return f"label {at[0]}"
+    if isinstance(moves, SparseTransitions):
+        return f"edge {at[-1]} ({int(moves.sources[at[-1]])} -> {int(moves.targets[at[-1]])})"
+    where = f"{at[-2]} -> {at[-1]}" + (f" from position {at[1]}" if len(at) == 4 else "")
+    return where + (f" of batch item {at[0]}" if len(at) > 2 else "")
+
+
+def nan_items(chain: Chain) -> Tensor:
+    """Which items have a score of NaN that counts, (B,) bool."""
+    batch = len(chain.emissions)
+    found = torch.zeros(batch, dtype=torch.bool, device=chain.emissions.device)
+    for name, scores in counted(chain):
+        wrong = torch.isnan(scores)
+        own = name == "emissions" or (name == "transitions" and scores.dim() > 2)
+        found = found | (wrong.flatten(1).any(1) if own else wrong.any())
+    return found

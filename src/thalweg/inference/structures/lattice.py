@@ -12,9 +12,9 @@ from thalweg.inference.structures.base import Structure
 from thalweg.kernels import lattice as ops
 from thalweg.kernels.dispatch import lattice_kernels
 from thalweg.kernels.lattice import Lattice
-from thalweg.kernels.room import enough_memory
 from thalweg.kernels.semirings import Semiring
 from thalweg.kernels.tracing import uncompiled
+from thalweg.limits import enough_memory
 
 
 @uncompiled

@@ -92,7 +92,7 @@ class SemiMarkov(Structure):
         self.scores = _scores(content, durations, transitions, (begins, start, end), self._lengths)
         self.backend = backend
         if backend != "auto":
-            segment_kernels(backend, self.scores)  # an unknown or unusable backend is told of here
+            segment_kernels(backend, self.scores[0])  # an unknown or unusable backend is told of here
 
     @property
     def lengths(self) -> Tensor:

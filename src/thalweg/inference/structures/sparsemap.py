@@ -10,8 +10,8 @@ from torch import Tensor
 
 from thalweg.errors import ConfigError, ShapeError
 from thalweg.inference.structures.chain import LinearChain
+from thalweg.inference.structures.chain_inputs import nan_items
 from thalweg.kernels import chain as ops
-from thalweg.kernels.chain_checks import nan_items
 from thalweg.kernels.potentials import Chain
 
 _EPS = torch.finfo(torch.float64).eps

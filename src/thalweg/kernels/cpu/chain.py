@@ -32,27 +32,24 @@ def _given(chain: Chain) -> tuple[Any, ...]:
     return emissions.numpy(), scores, edges, start.numpy(), end.numpy(), lengths.contiguous().numpy()
 
 
-def _gradient(
-    chain: Chain, gold: Tensor | None, weights: Tensor | None, added: str
-) -> tuple[Tensor, float, Tensor, Tensor, Tensor, Tensor]:
-    """Values, their sum, and the gradient of log Z - score(gold); that of moves over ``"all"``, by item or by step."""
-    given = _given(chain)
+def _likelihood(
+    chain: Chain, gold: Tensor | None, weights: Tensor | None, added: str = ""
+) -> tuple[Tensor, float, tuple[Tensor, ...]]:
+    """Values, their sum, and the gradient of log Z - score(gold): that of moves over "all", by "item", by "step"."""
+    given, found = _given(chain), None
     batch, steps, size = given[0].shape
-    moves = (1 if added == "all" else batch, steps - 1 if added == "step" else 1, *given[1].shape[2:])
-    shapes = (batch,), (batch, steps, size), moves, (size,), (size,)
-    values, *found = (np.empty(shape, given[0].dtype) for shape in shapes)
+    values = np.empty(batch, given[0].dtype)
+    if added:
+        moves = (1 if added == "all" else batch, steps - 1 if added == "step" else 1, *given[1].shape[2:])
+        found = tuple(np.empty(shape, values.dtype) for shape in ((batch, steps, size), moves, (size,), (size,)))
     labels, own = None if gold is None else gold.numpy(), None if weights is None else weights.numpy()
-    total = _kernels.chain_likelihood(given, labels, own, values, tuple(found), torch.get_num_threads())
-    d_emissions, d_moves, d_start, d_end = map(torch.from_numpy, found)
-    return torch.from_numpy(values), total, d_emissions, d_moves, d_start, d_end
-
-
-def _added(chain: Chain) -> str:
-    return {1: "all", 2: "all", 3: "item", 4: "step"}[chain.moves.dim()]
+    total = _kernels.chain_likelihood(given, labels, own, values, found, torch.get_num_threads())
+    return torch.from_numpy(values), total, tuple(map(torch.from_numpy, found or ()))
 
 
 def _gradients(chain: Chain, gold: Tensor | None, weights: Tensor | None) -> tuple[Tensor, float, Gradients]:
-    values, total, d_emissions, d_moves, d_start, d_end = _gradient(chain, gold, weights, _added(chain))
+    added = {1: "all", 2: "all", 3: "item", 4: "step"}[chain.moves.dim()]
+    values, total, (d_emissions, d_moves, d_start, d_end) = _likelihood(chain, gold, weights, added)
     return values, total, (d_emissions, d_moves.view(chain.moves.shape), d_start, d_end)
 
 
@@ -60,13 +57,8 @@ def forward(
     chain: Chain, gold: Tensor | None = None, *, keep: bool = True, low_memory: bool = False, sign: int = 1
 ) -> tuple[Tensor, tuple[()]]:
     """log Z, less score(gold) where gold (B, T) is given, times ``sign``; (B,)."""
-    given = _given(chain)
-    values = np.empty(len(given[0]), given[0].dtype)
-    labels = None if gold is None else gold.numpy()
-    _kernels.chain_likelihood(given, labels, None, values, None, torch.get_num_threads())
-    if (gold is None) != (sign > 0):
-        np.negative(values, out=values)
-    return torch.from_numpy(values), ()
+    values = _likelihood(chain, gold, None)[0]
+    return values if (gold is None) == (sign > 0) else values.neg_(), ()
 
 
 def at_once(chain: Chain, gold: Tensor | None, total: bool) -> tuple[Tensor, tuple[()], Gradients, bool]:
@@ -107,21 +99,10 @@ def backward(chain: Chain, saved: tuple[()], weights: Tensor, gold: Tensor | Non
     return times(_gradients(chain, gold, None)[2], weights, None)  # type: ignore[return-value]
 
 
-def edge_marginals(chain: Chain) -> Tensor:
-    """p(y_t = i, y_t+1 = j), (B, T-1, C, C), or (B, T-1, E) for sparse transitions."""
-    moves = _gradient(chain, None, None, "step")[3]
-    return moves.squeeze(2) if isinstance(chain.transitions, SparseTransitions) else moves
-
-
-def expectation(chain: Chain, other: Chain) -> Tensor:
-    """E_{y ~ chain}[score_other(y)], (B,), with 0 * -inf = 0."""
-    added = "step" if "step" in (_added(chain), _added(other)) else "item"
-    _, _, labels, moves, _, _ = _gradient(chain, None, None, added)
-    last = labels[torch.arange(len(labels)), chain.lengths - 1]
-    scores = torch.from_numpy(_given(other)[1])
-    pairs = (labels, other.emissions), (labels[:, 0], other.start), (last, other.end), (moves, scores)
-    terms = [torch.where(p > 0, p.double() * x.double(), 0.0).flatten(1).sum(1) for p, x in pairs]
-    return torch.stack(terms).sum(0).to(labels.dtype)
+def posteriors(chain: Chain, *, by_step: bool) -> tuple[Tensor, Tensor]:
+    """Probabilities of labels (B, T, C) and of moves, (B, T-1, C, C) or (B, T-1, E); added up over steps (B, 1, ..)."""
+    labels, moves, _, _ = _likelihood(chain, None, None, "step" if by_step else "item")[2]
+    return labels, moves.squeeze(2) if isinstance(chain.transitions, SparseTransitions) else moves
 
 
 def viterbi(chain: Chain) -> tuple[Tensor, Tensor]:

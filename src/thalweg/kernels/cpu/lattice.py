@@ -32,7 +32,7 @@ def log_partition(lattice: Lattice, *, gradient: bool) -> tuple[Tensor, Tensor]:
     shape = scores.shape if lattice.labels is None else (*scores.shape[:2], lattice.width)
     shares = scores.new_empty(shape if gradient else 0)
     out = (shares if lattice.labels is None else shares.unsqueeze(0)).numpy() if gradient else None
-    _kernels.lattice_value(*_arrays(lattice), values.numpy(), out, torch.get_num_threads())
+    _kernels.lattice_value(_arrays(lattice), values.numpy(), out, torch.get_num_threads())
     return values, shares
 
 
@@ -60,7 +60,7 @@ def sample(lattice: Lattice, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     values = lattice.scores.new_empty(len(lattice.rows))
     paths = torch.empty(*uniforms.shape[:2], uniforms.shape[2] - 2, dtype=torch.long)
     arrays = uniforms.contiguous().numpy(), values.numpy(), paths.numpy()
-    _kernels.lattice_sample(*_arrays(lattice), *arrays, torch.get_num_threads())
+    _kernels.lattice_sample(_arrays(lattice), *arrays, torch.get_num_threads())
     return values, paths
 
 
@@ -72,5 +72,5 @@ def top_k(lattice: Lattice, k: int, steps: int) -> tuple[Tensor, Tensor]:
     """
     values = lattice.scores.new_empty(len(lattice.rows), k)
     paths = torch.empty(*values.shape, steps, dtype=torch.long)
-    _kernels.lattice_best(*_arrays(lattice), values.numpy(), paths.numpy(), torch.get_num_threads())
+    _kernels.lattice_best(_arrays(lattice), values.numpy(), paths.numpy(), torch.get_num_threads())
     return values, paths

@@ -10,6 +10,7 @@ from thalweg.kernels.reference import memory as reference
 from thalweg.kernels.reference.memory import Settled
 
 nearest = reference.nearest
+LEAST = 1  # patterns from which PyTorch's attention takes longer
 
 
 def _present(rows: Tensor, mask: Tensor | None) -> Tensor:
@@ -31,12 +32,6 @@ def associate(
     arrays = queries.numpy(), keys.numpy(), values.numpy()
     _kernels.associate(*arrays, float(beta), mixed.numpy(), lse.numpy(), torch.get_num_threads())
     return mixed, lse
-
-
-def attend(queries: Tensor, patterns: Tensor, beta: float) -> Tensor:
-    """:func:`thalweg.kernels.memory.attend` in one call."""
-    stored = patterns.reshape(-1, patterns.shape[-1])
-    return associate(queries.reshape(-1, stored.shape[1]), stored, stored, beta, None, None)[0].view(queries.shape)
 
 
 def settle(

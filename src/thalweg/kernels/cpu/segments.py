@@ -28,13 +28,11 @@ def likelihood(scores: Scores, lengths: Tensor, *, gradient: bool) -> tuple[Tens
     >>> likelihood(one, torch.tensor([2]), gradient=True)[1][1].flatten()  # two of one position, or one of two
     tensor([1.0000, 0.5000], dtype=torch.float64)
     """
-    arguments = _given(scores, lengths)
-    batch, _, _, size = arguments[0].shape
-    values, found = np.empty(batch), [None] * 3
-    if gradient:
-        found = [np.empty(x) for x in (arguments[0].shape, (batch, *arguments[1].shape[1:]), (batch, size, size))]
-    _kernels.segments_likelihood(*arguments, values, *found, torch.get_num_threads())
-    return torch.from_numpy(values), tuple(torch.from_numpy(x) for x in found if x is not None)
+    given = _given(scores, lengths)
+    batch, shapes = len(given[0]), [x.shape for x in given[:3]]
+    values, found = np.empty(batch), tuple(np.empty((batch, *x[1:])) for x in shapes) if gradient else None
+    _kernels.segments_likelihood(given, values, found, torch.get_num_threads())
+    return torch.from_numpy(values), tuple(map(torch.from_numpy, found or ()))
 
 
 def viterbi(scores: Scores, lengths: Tensor) -> Tensor:
@@ -43,9 +41,9 @@ def viterbi(scores: Scores, lengths: Tensor) -> Tensor:
     >>> viterbi((torch.zeros(1, 2, 2, 1), torch.tensor([[0.0], [1.0]]), torch.zeros(1, 1)), torch.tensor([2]))
     tensor([[0, 1]])
     """
-    arguments = _given(scores, lengths)
-    labels = np.empty(arguments[0].shape[:2], np.int64)
-    _kernels.segments_viterbi(*arguments, labels, torch.get_num_threads())
+    given = _given(scores, lengths)
+    labels = np.empty(given[0].shape[:2], np.int64)
+    _kernels.segments_viterbi(given, labels, torch.get_num_threads())
     return torch.from_numpy(labels)
 
 
@@ -58,5 +56,5 @@ def sample(scores: Scores, lengths: Tensor, uniforms: Tensor) -> Tensor:
     """
     numbers = uniforms.double().contiguous().numpy()
     labels = np.empty(numbers.shape[:3], np.int64)
-    _kernels.segments_sample(*_given(scores, lengths), numbers, labels, torch.get_num_threads())
+    _kernels.segments_sample(_given(scores, lengths), numbers, labels, torch.get_num_threads())
     return torch.from_numpy(labels)

@@ -23,7 +23,7 @@ checks_labels = True  # forward gives NaN to an item with a gold label out of ra
 
 SMALL = 1 << 18  # numbers of a batch whose gradient takes less time to compute than to ask for
 
-__all__ = ["at_once", "backward", "edge_marginals", "expectation", "forward", "sample", "times", "top_k", "viterbi"]
+__all__ = ["at_once", "backward", "forward", "posteriors", "sample", "times", "top_k", "viterbi"]
 
 
 def at_once(chain: Chain, gold: Tensor | None, total: bool) -> tuple[Tensor, Saved, tuple[Tensor, ...], None] | None:
@@ -39,14 +39,17 @@ def at_once(chain: Chain, gold: Tensor | None, total: bool) -> tuple[Tensor, Sav
     emissions = chain.emissions
     if emissions.numel() > SMALL or not len(emissions):
         return None
-    weights = _units(len(emissions), emissions.dtype, emissions.device, 1.0 if gold is None else -1.0)
+    sign = 1 if gold is None else -1
+    weights = _units(len(emissions), emissions.dtype, emissions.device, sign)
     with on_device_of(emissions):
-        values, saved, gradients = chain_launch.messages_and_gradients(plan_of(chain), chain, _plain(gold), weights)
+        values, saved, gradients = chain_launch.messages(
+            plan_of(chain), chain, _plain(gold), sign=sign, weights=weights
+        )
     return values.sum() if total else values, saved, gradients, None
 
 
 @lru_cache(maxsize=64)
-def _units(count: int, dtype: torch.dtype, device: torch.device, value: float) -> Tensor:
+def _units(count: int, dtype: torch.dtype, device: torch.device, value: int) -> Tensor:
     return torch.full((count,), value, dtype=dtype, device=device)
 
 
@@ -62,7 +65,8 @@ def times(gradients: tuple[Tensor, ...], weights: Tensor, gold: Tensor | None) -
     """
     if weights.dim() and weights.stride(0):
         return None  # whether they are alike, only a wait for the device would tell
-    torch._foreach_mul_(gradients, weights[0] if weights.dim() else weights)  # pyright: ignore[reportPrivateImportUsage]
+    for gradient in gradients:
+        gradient.mul_(weights[0] if weights.dim() else weights)
     return gradients
 
 
@@ -80,11 +84,6 @@ def forward(
     -inf for an item with no structure, NaN for one with a label out of range. With ``low_memory`` messages are kept at
     every ~sqrt(T)-th position only. ``method`` "sequential" walks from end to end; "chunked" walks many chunks at once,
     each from a guess made some way before it, and again where the guesses do not fit; "auto" chooses by size.
-
-    >>> chain = Chain(torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([3]))
-    >>> if torch.cuda.is_available():
-    ...     values, saved = forward(Chain(*(part.cuda() for part in chain)))
-    ...     assert abs(values.item() - 3 * torch.log(torch.tensor(2.0)).item()) < 1e-6
     """
     plan = plan_of(chain, method)
     if plan.B == 0:
@@ -92,7 +91,7 @@ def forward(
     every = max(1, math.isqrt(plan.T - 1)) if low_memory else 1
     plan = plan._replace(every=every if keep else plan.T)
     with on_device_of(chain.emissions):
-        values, saved = chain_launch.messages(plan, chain, _plain(gold), ways=1 + keep, sign=sign)
+        values, saved, _ = chain_launch.messages(plan, chain, _plain(gold), ways=1 + keep, sign=sign)
     return values, saved if keep else None
 
 
@@ -136,7 +135,7 @@ def _by_segments(chain: Chain, saved: Saved, weights: Tensor, gold: Tensor | Non
         # The last position of an item belongs to the segment that comes to it by a step.
         own = torch.where((final > begin) | (begin == 0), weights, 0.0)
         plan = plan_of(segment)
-        slopes = chain_launch.gradients(segment, chain_launch.messages(plan, segment, None, ways=2)[1], own, labels)
+        slopes = chain_launch.gradients(segment, chain_launch.messages(plan, segment, None)[1], own, labels)
         skipped = min(begin, 1)
         d_emissions[:, begin + skipped : stop + 1] = slopes[0][:, skipped:]
         if per_step:
@@ -151,10 +150,6 @@ def viterbi(chain: Chain, method: str = "auto") -> tuple[Tensor, Tensor]:
     """The highest score (B,) and its labelling (B, T), -1 past the length; ``method`` as of :func:`forward`.
 
     Among equals the lowest label wins, going backwards from the last position. The score is summed in float64.
-
-    >>> chain = Chain(torch.eye(2)[None], torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.tensor([2]))
-    >>> if torch.cuda.is_available():
-    ...     assert viterbi(Chain(*(part.cuda() for part in chain)))[1].tolist() == [[0, 1]]
     """
     plan = plan_of(chain, method)
     if plan.B == 0:
@@ -175,34 +170,13 @@ def sample(chain: Chain, uniforms: Tensor) -> Tensor:
         return chain_launch.labels(plan_of(chain), chain, uniforms.contiguous())[0]
 
 
-def _widened(chain: Chain, kind: int) -> Chain:
-    """The chain with transitions of each item (1) or of each step (2), which then have gradients of their own."""
-    moves, (B, T, C) = dense(chain), chain.emissions.shape
-    moves = moves.unsqueeze(1) if moves.dim() == 3 and kind == 2 else moves
-    return chain._replace(transitions=moves.expand(B, *[T - 1] * (kind - 1), C, C).contiguous())
+def posteriors(chain: Chain, *, by_step: bool) -> tuple[Tensor, Tensor]:
+    """Probabilities of labels (B, T, C) and of moves, (B, T-1, C, C) or, added up over the steps, (B, 1, C, C).
 
-
-def edge_marginals(chain: Chain) -> Tensor:
-    """p(y_t = i, y_(t+1) = j) as (B, T-1, C, C), 0 past the length: the gradient in transitions of every step."""
-    wide = _widened(chain, 2)
-    return backward(wide, forward(wide)[1], torch.ones_like(chain.emissions[:, 0, 0]))[1]
-
-
-def _product(probabilities: Tensor, scores: Tensor) -> Tensor:
-    """Their product summed over all but the batch, in float64, where what is impossible counts nothing."""
-    scores = torch.where(probabilities == 0, 0.0, scores)
-    return (probabilities.double() * scores).flatten(1).sum(1)
-
-
-def expectation(chain: Chain, other: Chain) -> Tensor:
-    """E[score of y under ``other``] for y drawn from ``chain``, (B,); 0 times -inf counts as 0.
-
-    Both have the same B, T, C and lengths. No (B, T, C, C) tensor is made unless transitions of that shape were given.
+    They are the gradients of transitions of every step, or of every item.
     """
-    kind = max(1, dense(chain).dim() - 2, dense(other).dim() - 2)
-    wide, matrices = _widened(chain, kind), dense(other)
+    moves, (B, T, C) = dense(chain), chain.emissions.shape
+    moves = moves.unsqueeze(1) if moves.dim() == 3 and by_step else moves
+    wide = chain._replace(transitions=moves.expand(B, *[T - 1] * by_step, C, C).contiguous())
     labels, edges, *_ = backward(wide, forward(wide)[1], torch.ones_like(chain.emissions[:, 0, 0]))
-    last = torch.arange(len(labels), device=labels.device), chain.lengths - 1
-    matrices = matrices.unsqueeze(1) if kind == 2 and matrices.dim() == 3 else matrices
-    pairs = (labels, other.emissions), (labels[:, 0], other.start), (labels[last], other.end), (edges, matrices)
-    return torch.stack([_product(p, x.expand_as(p)) for p, x in pairs]).sum(0).to(labels.dtype)
+    return labels, edges if by_step else edges.unsqueeze(1)

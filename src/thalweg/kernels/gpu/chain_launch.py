@@ -11,10 +11,10 @@ from torch import Tensor
 
 from thalweg.errors import ConfigError
 from thalweg.kernels.gpu import chain_log, chain_paths, chain_posterior, chain_walks
-from thalweg.kernels.gpu.launching import Launch, Layout, Room, replayed
+from thalweg.kernels.gpu.launching import Launch, Layout, Room, ceiling, replayed
 from thalweg.kernels.potentials import Chain, SparseTransitions
 
-__all__ = ["Plan", "Saved", "dense", "gradients", "labels", "messages", "messages_and_gradients", "plan_of"]
+__all__ = ["Plan", "Saved", "dense", "gradients", "labels", "messages", "plan_of"]
 
 MOST_HELD = 128  # labels up to which a matrix of transitions fits in the registers of one block
 PROGRAMS = 264  # two for each multiprocessor of a large device: partial sums that are added up at the end
@@ -97,7 +97,7 @@ class _Scores(NamedTuple):
 @lru_cache(maxsize=512)
 def _plan(shape: tuple[int, ...], transitions: tuple[int, ...], real: torch.dtype, warm_up: int) -> Plan:
     B, T, C = shape
-    width = max(16, 1 << (C - 1).bit_length())
+    width = max(16, ceiling(C))
     kind = len(transitions) - 2
     scaled = kind < 2 and width <= MOST_HELD
     tile = width if width <= MOST_HELD else max(4, 8192 // width)
@@ -290,10 +290,17 @@ def _empty(x: _Scores) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(part) for part in x[:4])
 
 
-def messages(plan: Plan, chain: Chain, gold: Tensor | None, *, ways: int, sign: int = 1) -> tuple[Tensor, Saved]:
-    """log Z less the gold score (B,), times ``sign``, and the messages: both ways (2), or forwards alone (1)."""
-    values, how = chain.emissions.new_empty(plan.B), _How(plan, ways=ways, labelled=gold is not None, sign=sign)
-    return values, Saved(plan, _run(how, _Scores.of(chain, gold), values))
+def messages(
+    plan: Plan, chain: Chain, gold: Tensor | None, *, ways: int = 2, sign: int = 1, weights: Tensor | None = None
+) -> tuple[Tensor, Saved, tuple[Tensor, ...]]:
+    """log Z less the gold score (B,), times ``sign``, and the messages: both ways (2), or forwards alone (1).
+
+    Also the gradient for such ``weights`` (B,), where they are given, in the same sequence of launches.
+    """
+    x, values = _Scores.of(chain, gold), chain.emissions.new_empty(plan.B)
+    how = _How(plan, slopes=weights is not None, ways=ways, labelled=gold is not None, sign=sign)
+    gradient = () if weights is None else (weights, *_empty(x))
+    return values, Saved(plan, _run(how, x, values, *gradient)), gradient[1:]
 
 
 def gradients(chain: Chain, saved: Saved, weights: Tensor, gold: Tensor | None) -> tuple[Tensor, ...]:
@@ -302,16 +309,6 @@ def gradients(chain: Chain, saved: Saved, weights: Tensor, gold: Tensor | None) 
     slopes, how = _empty(x), _How(saved.plan, walks=False, slopes=True, labelled=gold is not None)
     _run(how, x, weights, weights, *slopes, saved=saved.room)
     return slopes
-
-
-def messages_and_gradients(
-    plan: Plan, chain: Chain, gold: Tensor | None, weights: Tensor
-) -> tuple[Tensor, Saved, tuple[Tensor, ...]]:
-    """log Z, or score(gold) - log Z; all messages; the gradient for such weights (B,): one sequence of launches."""
-    x = _Scores.of(chain, gold)
-    values, slopes = torch.empty_like(weights), _empty(x)
-    how = _How(plan, slopes=True, labelled=gold is not None, sign=1 if gold is None else -1)
-    return values, Saved(plan, _run(how, x, values, weights, *slopes)), slopes
 
 
 def labels(plan: Plan, chain: Chain, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:

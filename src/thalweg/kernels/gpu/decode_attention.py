@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.kernels.gpu.arithmetic import finite_or_zero, pending
-from thalweg.kernels.gpu.decode_products import Halves, ceiling, write
-from thalweg.kernels.gpu.launching import overlapped
+from thalweg.kernels.gpu.decode_products import Halves, write
+from thalweg.kernels.gpu.launching import ceiling, overlapped
 
 __all__ = ["attend_past", "attend_places", "attend_source"]
 
@@ -21,26 +21,10 @@ _MANY = 1024  # rows from which programs wait for memory anyway, and look at few
 
 @triton.jit
 def _attend(
-    queries,
-    memory,
-    lineage,
-    lengths,
-    out,
-    rows,
-    group,
-    places,
-    width,
-    size,
-    query_step,
-    memory_step,
-    scale,
-    PAST: tl.constexpr,
-    SP: tl.constexpr,
-    RP: tl.constexpr,
-    DP: tl.constexpr,
-    GP: tl.constexpr,
-    WAIT: tl.constexpr,
-):
+    queries, memory, lineage, lengths, out,
+    rows, group, places, width, size, query_step, memory_step, scale,
+    PAST: tl.constexpr, SP: tl.constexpr, RP: tl.constexpr, DP: tl.constexpr, GP: tl.constexpr, WAIT: tl.constexpr,
+):  # fmt: skip
     """Some rows, one head. What several of them read is fetched from afar once."""
     pending(WAIT)
     row = tl.program_id(0) * RP + tl.arange(0, RP)
@@ -125,16 +109,9 @@ def _cut(rows: int) -> tuple[int, int, int]:
 
 
 def _start(
-    queries: Tensor,
-    memory: Tensor,
-    lineage: Tensor | None,
-    lengths: Tensor,
-    heads: int,
-    block: int,
-    shape: tuple[int, int],
-    steps: tuple[int, int, int, int],
-    cut: tuple[int, int, int],
-) -> Any:
+    queries: Tensor, memory: Tensor, lineage: Tensor | None, lengths: Tensor, heads: int, block: int,
+    shape: tuple[int, int], steps: tuple[int, int, int, int], cut: tuple[int, int, int],
+) -> Any:  # fmt: skip
     """``steps``: rows and places of an item, and how far apart rows of the queries and of the memory begin."""
     (rows, width), (SP, RP, warps) = shape, cut
     size, launched = width // heads, overlapped(queries)
@@ -143,15 +120,9 @@ def _start(
     out = Halves.empty(rows, width, block, queries.device) if block else Halves(plain, plain, plain)
     group, places, query_step, memory_step = steps
     kernel[-(-rows // RP), heads](
-        *(queries, memory, lengths if lineage is None else lineage, lengths, out),
-        *(rows, group, places, width, size, query_step, memory_step, size**-0.5),
-        PAST=lineage is not None,
-        SP=SP,
-        RP=RP,
-        DP=ceiling(size),
-        GP=block,
-        WAIT=bool(launched),
-        num_warps=warps,
-        **launched,
-    )
+        queries, memory, lengths if lineage is None else lineage, lengths, out,
+        rows, group, places, width, size, query_step, memory_step, size**-0.5,
+        PAST=lineage is not None, SP=SP, RP=RP, DP=ceiling(size), GP=block, WAIT=bool(launched),
+        num_warps=warps, **launched,
+    )  # fmt: skip
     return out if block else plain

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.kernels.gpu.arithmetic import pending
-from thalweg.kernels.gpu.launching import overlapped
+from thalweg.kernels.gpu.launching import ceiling, overlapped
 
 __all__ = ["MOST_CANDIDATES", "Beam", "Traced", "advance", "fits", "start", "trace"]
 
@@ -57,8 +57,6 @@ class Beam(NamedTuple):
 
 
 MOST_CANDIDATES = 16384  # continuations of an item that one program can hold
-
-
 _GONE = tl.constexpr(-2147483647 - 1)  # the key of what is not there
 
 
@@ -68,7 +66,7 @@ def fits(width: int, vocab_size: int) -> bool:
     >>> fits(5, 100), fits(5, 50_000)
     (True, False)
     """
-    return bool(triton.next_power_of_2(width) * triton.next_power_of_2(vocab_size) <= MOST_CANDIDATES)
+    return ceiling(width) * ceiling(vocab_size) <= MOST_CANDIDATES
 
 
 @triton.jit
@@ -93,25 +91,10 @@ def _pick(vector, index, at):
 
 @triton.jit
 def _advance(
-    logits,
-    beam,
-    lineage,
-    seen,
-    items,
-    V,
-    eos,
-    max_length,
-    min_length,
-    capacity,
-    penalty,
-    W: tl.constexpr,
-    K: tl.constexpr,
-    WP: tl.constexpr,
-    KP: tl.constexpr,
-    VP: tl.constexpr,
-    TP: tl.constexpr,
+    logits, beam, lineage, seen, items, V, eos, max_length, min_length, capacity, penalty,
+    W: tl.constexpr, K: tl.constexpr, WP: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, TP: tl.constexpr,
     WAIT: tl.constexpr,
-):
+):  # fmt: skip
     pending(WAIT)
     item = tl.program_id(0)
     now = tl.load(beam.position)
@@ -225,8 +208,7 @@ def _advance(
 
 def _warps(width: int, V: int) -> int:
     """As few as can hold the candidates: one warp chooses among its own without waiting for others."""
-    candidates: Any = triton.next_power_of_2(width) * triton.next_power_of_2(V)
-    return max(1, min(8, candidates // 1024))
+    return max(1, min(8, ceiling(width) * ceiling(V) // 1024))
 
 
 def advance(
@@ -245,23 +227,16 @@ def advance(
     ``lineage`` (A W, T), where given, is reordered with the rows and gets each row's own number for the step to come.
     ``seen`` (1,) int32 gets the number of items that are not done; it may be memory of the host.
     """
-    (items, width), V = beam.live.shape, logits.shape[1]
+    (items, width), k, V = beam.live.shape, beam.rank.shape[1], logits.shape[1]
     capacity = 0 if lineage is None else lineage.shape[1]
     launched = overlapped(logits)
     kernel: Any = _advance
     kernel[(items,)](
-        *(logits, beam, beam.tokens if lineage is None else lineage, beam.remaining if seen is None else seen),
-        *(items, V, -1 if eos is None else eos, max_length, min_length, capacity, float(penalty)),
-        W=width,
-        K=beam.rank.shape[1],
-        WP=max(2, triton.next_power_of_2(width)),
-        KP=max(2, triton.next_power_of_2(beam.rank.shape[1])),
-        VP=triton.next_power_of_2(V),
-        TP=triton.next_power_of_2(capacity) if capacity else 0,
-        WAIT=bool(launched),
-        num_warps=_warps(width, V),
-        **launched,
-    )
+        logits, beam, beam.tokens if lineage is None else lineage, beam.remaining if seen is None else seen,
+        items, V, -1 if eos is None else eos, max_length, min_length, capacity, float(penalty),
+        W=width, K=k, WP=max(2, ceiling(width)), KP=max(2, ceiling(k)), VP=ceiling(V),
+        TP=ceiling(capacity) if capacity else 0, WAIT=bool(launched), num_warps=_warps(width, V), **launched,
+    )  # fmt: skip
 
 
 def start(beam: Beam, count: Tensor, bos: int, lineage: Tensor | None = None) -> None:
@@ -282,17 +257,7 @@ def start(beam: Beam, count: Tensor, bos: int, lineage: Tensor | None = None) ->
 
 
 @triton.jit
-def _trace(
-    beam,
-    count,
-    found,
-    summary,
-    items,
-    capacity,
-    V,
-    W: tl.constexpr,
-    K: tl.constexpr,
-):
+def _trace(beam, count, found, summary, items, capacity, V, W: tl.constexpr, K: tl.constexpr):
     """Walk each hypothesis back from its last symbol; live rows of the last step fill what is missing."""
     item, slot = tl.program_id(0), tl.program_id(1)
     span = W * V
@@ -338,11 +303,7 @@ def _trace(
 
 
 class Traced(NamedTuple):
-    """Answers of a search.
-
-    >>> Traced._fields
-    ('tokens', 'lengths', 'scores', 'finished', 'optimal')
-    """
+    """Answers of a search."""
 
     tokens: Tensor  # (A, k, T) with -1 past the end
     lengths: Tensor  # (A, k)

@@ -18,23 +18,14 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.kernels.gpu.arithmetic import pending
-from thalweg.kernels.gpu.launching import overlapped
+from thalweg.kernels.gpu.launching import ceiling, overlapped
 
-__all__ = ["ACTIVATIONS", "Halves", "ceiling", "multiply", "normalise", "suits", "write"]
+__all__ = ["ACTIVATIONS", "Halves", "multiply", "normalise", "suits", "write"]
 
 # Numbers of the activations, as the kernel takes them.
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3, "swiglu": 4}
 _FEW = 16  # rows up to which reading the matrix takes longer than multiplying
 _MANY = 1024  # rows from which a program that normalises has more than one
-
-
-def ceiling(size: int) -> Any:
-    """The power of two from ``size`` on.
-
-    >>> ceiling(5)
-    8
-    """
-    return triton.next_power_of_2(size)
 
 
 def suits(rows: int) -> bool:
@@ -96,20 +87,9 @@ def write(out, entries, within, row, first, limit, width, GP: tl.constexpr):
 
 @triton.jit
 def _normalise(
-    x,
-    gain,
-    shift,
-    out,
-    rows,
-    width,
-    eps,
-    NORM: tl.constexpr,
-    KEEP: tl.constexpr,
-    GP: tl.constexpr,
-    RP: tl.constexpr,
-    DP: tl.constexpr,
-    WAIT: tl.constexpr,
-):
+    x, gain, shift, out, rows, width, eps,
+    NORM: tl.constexpr, KEEP: tl.constexpr, GP: tl.constexpr, RP: tl.constexpr, DP: tl.constexpr, WAIT: tl.constexpr,
+):  # fmt: skip
     pending(WAIT)
     row = tl.program_id(0) * RP + tl.arange(0, RP)
     column = tl.arange(0, DP)
@@ -137,16 +117,10 @@ def normalise(x: Tensor, norm: tuple[Tensor, Tensor, float] | None, to: Halves, 
     launched = overlapped(x)
     kernel: Any = _normalise
     kernel[(-(-rows // each),)](
-        *(x, gain, shift, to, rows, width, eps),
-        NORM=norm is not None,
-        KEEP=keep,
-        GP=to.block,
-        RP=each,
-        DP=whole,
-        WAIT=bool(launched),
-        num_warps=max(1, min(8, each * whole // 256)),
-        **launched,
-    )
+        x, gain, shift, to, rows, width, eps,
+        NORM=norm is not None, KEEP=keep, GP=to.block, RP=each, DP=whole, WAIT=bool(launched),
+        num_warps=max(1, min(8, each * whole // 256)), **launched,
+    )  # fmt: skip
     return to
 
 
@@ -201,24 +175,10 @@ def _unscaled(total, matrix, bias, column, there, blocks):
 
 @triton.jit
 def _multiply(
-    x,
-    weight,
-    bias,
-    gate,
-    gate_bias,
-    residual,
-    out,
-    rows,
-    inner,
-    outer,
-    ACTIVATION: tl.constexpr,
-    ADD: tl.constexpr,
-    GP: tl.constexpr,
-    OUT: tl.constexpr,
-    MP: tl.constexpr,
-    NP: tl.constexpr,
-    WAIT: tl.constexpr,
-):
+    x, weight, bias, gate, gate_bias, residual, out, rows, inner, outer,
+    ACTIVATION: tl.constexpr, ADD: tl.constexpr, GP: tl.constexpr, OUT: tl.constexpr,
+    MP: tl.constexpr, NP: tl.constexpr, WAIT: tl.constexpr,
+):  # fmt: skip
     pending(WAIT)
     row = tl.program_id(0) * MP + tl.arange(0, MP)
     column = tl.program_id(1) * NP + tl.arange(0, NP)
@@ -286,17 +246,10 @@ def multiply(
     launched = overlapped(bias)
     kernel: Any = _multiply
     kernel[-(-rows // MP), -(-outer // NP)](
-        *(x, weight, bias, *(gate or (weight, bias)), bias if residual is None else residual, to),
-        *(rows, inner, outer),
-        ACTIVATION=ACTIVATIONS[activation],
-        ADD=residual is not None,
-        GP=block,
-        OUT=block if halved else 0,
-        MP=MP,
-        NP=NP,
-        WAIT=bool(launched),
-        num_warps=4,
+        x, weight, bias, *(gate or (weight, bias)), bias if residual is None else residual, to, rows, inner, outer,
+        ACTIVATION=ACTIVATIONS[activation], ADD=residual is not None, GP=block, OUT=block if halved else 0,
+        MP=MP, NP=NP, WAIT=bool(launched), num_warps=4,
         num_stages=3 if rows * outer <= 1_100_000 else 2,  # of many tiles more then fit on a multiprocessor
         **launched,
-    )
+    )  # fmt: skip
     return to if halved else out

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.kernels.gpu.arithmetic import finite_or_zero, log_or_minus_inf
-from thalweg.kernels.gpu.launching import on_device_of
+from thalweg.kernels.gpu.launching import ceiling, on_device_of
 from thalweg.kernels.reference.lattice import Lattice
 
 __all__ = ["gradient_of", "log_partition"]
@@ -162,7 +162,7 @@ def log_partition(lattice: Lattice, *, gradient: bool) -> tuple[Tensor, Tensor]:
     moves = torch.tensor(lattice.moves, device=device)
     sums = torch.empty(batch, lattice.sweeps, lattice.width, dtype=torch.float64, device=device)
     values = torch.empty(batch, dtype=torch.float64, device=device)
-    lanes = min(_LANES, triton.next_power_of_2(lattice.width))
+    lanes = min(_LANES, ceiling(lattice.width))
     numbers = (lattice.width, scores.shape[-1], scores[0].numel(), sums[0].numel())
     numbers = (*numbers, -1 if lattice.band is None else lattice.band, lattice.ends)
     options = {

@@ -19,14 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Layout",
-    "Room",
-    "launch",
-    "on_device_of",
-    "overlapped",
-    "replayed",
-]
+__all__ = ["Layout", "Room", "ceiling", "launch", "on_device_of", "overlapped", "replayed"]
 
 TESTED = ((3, 6), (3, 7))  # versions of Triton, those of torch 2.11 to 2.13
 MOST = 4096  # of anything that is kept; sizes that change with every call would fill the memory
@@ -35,6 +28,15 @@ Launch = Callable[..., Any]
 """What starts a kernel: ``launch(kernel, grid, *arguments, **options)``."""
 
 _APART = 256  # bytes; parts begin at multiples of it, as tensors of their own would
+
+
+def ceiling(size: int) -> int:
+    """The power of two from ``size`` on.
+
+    >>> ceiling(5)
+    8
+    """
+    return 1 << (size - 1).bit_length()
 
 
 class Layout(NamedTuple):
@@ -50,11 +52,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, *parts: tuple[torch.dtype, tuple[int, ...]]) -> Layout:
-        """Parts one after another.
-
-        >>> Layout.of((torch.uint8, (3,))).size
-        256
-        """
+        """Parts one after another."""
         size, places = 0, []
         for dtype, shape in parts:
             places.append((size, dtype, shape))
@@ -75,28 +73,16 @@ class Room(NamedTuple):
 
     @classmethod
     def like(cls, x: Tensor, layout: Layout) -> Room:
-        """A room on the device of x.
-
-        >>> Room.like(torch.zeros(1), Layout.of((torch.int32, (2,)))).memory.shape
-        torch.Size([256])
-        """
+        """A room on the device of x."""
         return cls(x.new_empty(layout.size, dtype=torch.uint8), layout)
 
     def part(self, index: int) -> Tensor:
-        """The tensor at a place of the layout.
-
-        >>> Room.like(torch.zeros(1), Layout.of((torch.int32, (0, 5)))).part(0).shape
-        torch.Size([0, 5])
-        """
+        """The tensor at a place of the layout."""
         first, dtype, shape = self.layout.places[index]
         return self.memory[first : first + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
     def parts(self) -> tuple[Tensor, ...]:
-        """All tensors of the room.
-
-        >>> len(Room.like(torch.zeros(1), Layout.of((torch.int32, (2,)), (torch.int32, (2,)))).parts())
-        2
-        """
+        """All tensors of the room."""
         return tuple(self.part(index) for index in range(len(self.layout.places)))
 
 
@@ -157,11 +143,7 @@ def _stream(device: int) -> int:
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[object]:
-    """Launches go to the current device, so it must be that of x.
-
-    >>> with on_device_of(torch.zeros(1)):
-    ...     pass
-    """
+    """Launches go to the current device, so it must be that of x."""
     if x.device.type == "cuda" and x.device.index != torch.cuda.current_device():
         return torch.cuda.device(x.device)
     return nullcontext()

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from thalweg.kernels.gpu import memory_passes as programs
-from thalweg.kernels.gpu.launching import launch, on_device_of
+from thalweg.kernels.gpu.launching import ceiling, launch, on_device_of
 from thalweg.kernels.reference import memory as reference
 from thalweg.kernels.reference.memory import Settled
 
-__all__ = ["associate", "attend", "nearest", "settle"]
+__all__ = ["LEAST", "associate", "nearest", "settle"]
 
 _ROOM = 1 << 24  # weights that are held, 64 MiB; those of one query at least
-_LONG = 2048  # patterns from which PyTorch's attention takes longer
+LEAST = 2048  # patterns from which PyTorch's attention takes longer
 _MOST_FEATURES = 4096  # what a program holds of a query; more goes to plain PyTorch
 
 
@@ -69,7 +69,7 @@ class _Memory:
         # All parts are equally long, as a batch of products wants them: they overlap, by less than their number.
         step = count // parts
         length = count - (parts - 1) * step
-        block, width = (1 << (x - 1).bit_length() for x in (length, outer))
+        block, width = ceiling(length), ceiling(outer)
         cut = programs.Cut(min(4096, max(16, block)), max(1, 8192 // width), max(16, width), self._masked, mix)
         scores, sums = queries.new_empty(parts, rows, length), queries.new_empty(parts, rows, 2)
         # With `out` no product is of half precision, whatever autocast says.
@@ -101,14 +101,6 @@ def associate(
         for some in memory.chunks(len(queries)):
             memory.answer(programs.join, queries[some], mixed[some], lse[some])
     return mixed, lse
-
-
-def attend(queries: Tensor, patterns: Tensor, beta: float) -> Tensor | None:
-    """:func:`thalweg.kernels.memory.attend` of one set; None where PyTorch's attention is as fast."""
-    if patterns.shape[-2] < _LONG:
-        return None
-    kept = patterns.reshape(-1, patterns.shape[-1])
-    return associate(queries.reshape(-1, kept.shape[1]), kept, kept, beta, None, None)[0].view(queries.shape)
 
 
 def _looks(t: int) -> bool:

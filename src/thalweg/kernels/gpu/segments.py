@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.kernels.gpu.launching import on_device_of
+from thalweg.kernels.gpu.launching import ceiling, on_device_of
 
 __all__ = ["likelihood", "viterbi"]
 
@@ -211,19 +211,14 @@ def _given(scores: Scores, lengths: Tensor) -> tuple[list[Tensor], tuple[int, ..
     room = list(parts.new_empty(3, batch, steps + 1, size).unbind(0))
     firsts = torch.empty(batch, steps + 1, size, dtype=torch.long, device=parts.device)
     apart = longest * size if durations.dim() == 3 else 0, size * size if moves.dim() == 3 else 0
-    columns = triton.next_power_of_2(max(size, 2))
-    rows = max(2, min(_TILE // columns, triton.next_power_of_2(max(longest, size, 2))))
+    columns = ceiling(max(size, 2))
+    rows = max(2, min(_TILE // columns, ceiling(max(longest, size, 2))))
     tensors = [parts, durations, moves, lengths.contiguous(), *room, firsts]
     return tensors, (steps, longest, size, *apart), {"BR": rows, "BC": columns, "num_warps": 4}
 
 
 def likelihood(scores: Scores, lengths: Tensor, *, gradient: bool) -> tuple[Tensor, Scores]:
-    """As :func:`thalweg.kernels.cpu.segments.likelihood`; a program for each item.
-
-    >>> one = torch.zeros(1, 2, 2, 1), torch.zeros(2, 1), torch.zeros(1, 1)
-    >>> if torch.cuda.is_available():
-    ...     assert likelihood(tuple(x.cuda() for x in one), torch.tensor([2]).cuda(), gradient=False)[0] > 0
-    """
+    """As :func:`thalweg.kernels.cpu.segments.likelihood`; a program for each item."""
     tensors, sizes, options = _given(scores, lengths)
     parts, (steps, longest, size) = tensors[0], sizes[:3]
     batch = len(parts)
@@ -236,12 +231,7 @@ def likelihood(scores: Scores, lengths: Tensor, *, gradient: bool) -> tuple[Tens
 
 
 def viterbi(scores: Scores, lengths: Tensor) -> Tensor:
-    """As :func:`thalweg.kernels.cpu.segments.viterbi`; a program for each item.
-
-    >>> one = torch.zeros(1, 2, 2, 1), torch.zeros(2, 1), torch.zeros(1, 1)
-    >>> if torch.cuda.is_available():
-    ...     assert viterbi(tuple(x.cuda() for x in one), torch.tensor([2]).cuda()).tolist() == [[0, 0]]
-    """
+    """As :func:`thalweg.kernels.cpu.segments.viterbi`; a program for each item."""
     tensors, sizes, options = _given(scores, lengths)
     labels = torch.full(tensors[0].shape[:2], -1, dtype=torch.long, device=lengths.device)
     with on_device_of(labels):

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.kernels.gpu.launching import launch, on_device_of
+from thalweg.kernels.gpu.launching import ceiling, launch, on_device_of
 
 __all__ = ["entmax", "entmax_value", "entmax_vjp"]
 
@@ -248,11 +248,6 @@ def _vjp_rows(alphas, each, weights, grad, out, rows, size, CUT: constexpr):
         tl.store(out + offset, tl.where(p > 0.0, w * (g - mean[:, None]), 0.0).to(kind), mask=inside)
 
 
-def _power(size: int) -> int:
-    """The least power of 2 that is not less."""
-    return 1 << (size - 1).bit_length()
-
-
 def _start(kernel: Any, alpha: Tensor | float, *tensors: Tensor, **wanted: bool) -> None:
     """A launch over the rows of the first of its tensors."""
     x = tensors[0]
@@ -263,8 +258,8 @@ def _start(kernel: Any, alpha: Tensor | float, *tensors: Tensor, **wanted: bool)
         alphas = alpha.detach().reshape(-1).contiguous()
     else:  # in float64, for the sake of what is left when 1 is taken off; known kinds do not look at it
         alphas = x if kind else x.new_full((1,), alpha, dtype=torch.float64)
-    block = min(_power(size), _ONE if x.dtype == torch.float32 else _ONE // 2)
-    several = max(1, min(_TILE // block, _power(rows)))
+    block = min(ceiling(size), _ONE if x.dtype == torch.float32 else _ONE // 2)
+    several = max(1, min(_TILE // block, ceiling(rows)))
     cut = Cut(kind, several, block, size <= block, **wanted)
     warps = max(1, min(16, block * several // 256))
     with on_device_of(x):

@@ -25,7 +25,7 @@ from thalweg.inference.search.protocol import (
     real,
 )
 from thalweg.inference.search.streaming import Partial
-from thalweg.kernels.room import enough_memory
+from thalweg.limits import enough_memory
 
 _PENALTY = 16
 

@@ -87,7 +87,8 @@ struct array_caster {
     }
 
     bool from_python(handle src, uint32_t flags, cleanup_list* cleanup) noexcept {
-        if (!inner.from_python(src, flags & ~uint32_t(cast_flags::convert), cleanup)) return false;
+        // Inside a tuple None would be taken for an array without memory.
+        if (src.is_none() || !inner.from_python(src, flags & ~uint32_t(cast_flags::convert), cleanup)) return false;
         value.data = inner.value.data();
         for (size_t k = 0; k < N; ++k) value.shape[k] = int64_t(inner.value.shape(k));
         if constexpr (requires { value.owner; }) value.owner = inner.value;

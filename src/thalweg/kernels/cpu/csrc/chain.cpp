@@ -24,8 +24,7 @@ using Labels = Array<const int64_t, 2>;
 
 template <class T>
 const ChainKernelsOf<T>& kernels() {
-    if constexpr (sizeof(T) == 4) return chain_kernels().singles;
-    else return chain_kernels().doubles;
+    return chain_kernels();
 }
 
 // What every function takes: emissions (B, T, C); transitions (1 or B, 1 or T - 1, C, C), or (1, 1, 1, E) with edges
@@ -113,9 +112,9 @@ struct Plan {
 template <class T>
 Room<T> room_of(const Chains<T>& chains, int64_t more_wide = 0, int64_t back = 0) {
     const int64_t numbers = numbers_of(chains) * sizeof(T), wide = (wide_of(chains) + more_wide) * 8;
-    char* block = static_cast<char*>(scratch(numbers + 64 + wide + back * 4));
+    char* block = static_cast<char*>(scratch(numbers + 64 + wide + back * 8));
     char* after = block + (numbers + 63) / 64 * 64;
-    return {reinterpret_cast<T*>(block), reinterpret_cast<double*>(after), reinterpret_cast<int32_t*>(after + wide)};
+    return {reinterpret_cast<T*>(block), reinterpret_cast<double*>(after), reinterpret_cast<int64_t*>(after + wide)};
 }
 
 // Of emissions (B, T, C); transitions, (1, 1, ..) for all, (B, 1, ..) by item or (B, T - 1, ..) by step; start and end.
@@ -183,7 +182,7 @@ void top_k(const Given<T>& given, Array<T, 2> scores, Array<int64_t, 3> labels, 
     expect("scores", scores, {chains.batch, k});
     expect("labels", labels, {chains.batch, k, chains.steps});
     Plan(chains, threads).go(threads, [&](int64_t, const int64_t* items, int64_t count) {
-        const Room<T> room = room_of(chains, 2 * block, 2 * block * (chains.steps + 1));
+        const Room<T> room = room_of(chains, 2 * block, block * (chains.steps + 1));
         for (int64_t n = 0; n < count; ++n) kernels<T>().top_k(chains, items[n], k, scores.data, labels.data, room);
     });
 }

@@ -59,7 +59,7 @@ template <class T>
 struct Room {
     T* numbers;
     double* wide;
-    int32_t* back;  // of the k best alone
+    int64_t* back;  // of the k best alone
 };
 constexpr int64_t PIECE = 1 << 20;  // numbers: a chain is cut into pieces whose weights take no more
 template <class T>
@@ -95,10 +95,7 @@ struct ChainKernelsOf {
     // Samples (S, B, T) by uniform numbers of that shape; -1 past the length and where nothing is feasible.
     void (*sample)(const Chains<T>&, int64_t item, int64_t count, const T* uniforms, int64_t* labels, Room<T>);
 };
-struct ChainKernels {
-    ChainKernelsOf<float> singles;
-    ChainKernelsOf<double> doubles;
-};
+struct ChainKernels : ChainKernelsOf<float>, ChainKernelsOf<double> {};
 THALWEG_KERNELS(ChainKernels, chain_kernels)
 
 }  // namespace thalweg

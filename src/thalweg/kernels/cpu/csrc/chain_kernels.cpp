@@ -319,17 +319,7 @@ class Walk {
         return total;
     }
 
-    // exp(sums - shift) in place; the sum of it.
-    static double exp_in_place(double* sums, int64_t count, double shift) {
-        Vector<double> total = fill(0.0);
-        for (int64_t k = 0; k < count; k += LANES<double>) {
-            const Vector<double> found = exp<double>(load_some(sums + k, count - k, -INFINITE<double>) - shift);
-            store_some(sums + k, found, count - k);
-            total += found;
-        }
-        return sum_lanes<double>(total);
-    }
-    // The same of sums less their largest, `most`; 0 where all are -inf.
+    // exp(sums - their largest, `most`) in place; the sum of it, 0 where all are -inf.
     static double exp_all(double* sums, int64_t count, double& most) {
         most = max_row(sums, count);
         return most > -INFINITE<double> ? exp_in_place(sums, count, most) : 0;
@@ -445,7 +435,7 @@ class Walk {
         int64_t* path = labels + b * chains_.steps;
         for (int64_t t = count; t < chains_.steps; ++t) path[t] = -1;
         for (int64_t c = 0; c < size_; ++c) after_[c] = trail(count - 1, g)[c] + chains_.end[c];
-        path[count - 1] = Dense<T>::first_of(after_, size_);
+        path[count - 1] = first_of(after_, size_);
         for (int64_t t = count - 1; t > 0; --t) {
             moves_.spread(b, t - 1);
             path[t - 1] = moves_.origin(trail(t - 1, g), path[t], after_);
@@ -453,20 +443,6 @@ class Walk {
         scores[b] = T(path_score(b, path));
     }
 
-    // The place at which the running sum of weights passes u times their sum.
-    static int64_t draw(const double* weights, int64_t count, double u) {
-        double total = 0, running = 0;
-        int64_t last = 0;
-        for (int64_t k = 0; k < count; ++k) {
-            total += weights[k];
-            if (weights[k] > 0) last = k;
-        }
-        for (int64_t k = 0; k < count; ++k) {
-            running += weights[k];
-            if (running > u * total) return k;
-        }
-        return last;
-    }
     void draw_path(int64_t b, bool scaled, int64_t low, int64_t high, const T* uniforms, int64_t* labels) {
         double* sums = log_row(chains_.steps);
         for (int64_t t = high - 1; t >= low; --t) {
@@ -479,7 +455,7 @@ class Walk {
             }
             double most;
             if (!scaled && !(exp_all(sums, count, most) > 0)) return;
-            const int64_t found = draw(sums, count, uniforms[t]);
+            const int64_t found = drawn(sums, count, uniforms[t]);
             labels[t] = last ? found : moves_.source(to, found);
         }
     }
@@ -489,36 +465,16 @@ class Walk {
     T* numbers_;
     Moves moves_;
     double* wide_;
-    int32_t* back_;
+    int64_t* back_;
     T *last_, *floors_, *after_, *beta_, *weights_, *right_, *kept_, *powers_, *sums_, *trail_;
     double last_top_ = 0;
     bool safe_ = false;
-};
-
-// A falling list of at most k scores, each with the label and the rank it came from.
-struct List {
-    double* scores;
-    int32_t *labels, *ranks;
-    int64_t k, filled = 0;
-
-    bool put(double value, int64_t label, int64_t rank) {  // false where it does not belong there
-        if (!(value > -INFINITE<double>) || (filled == k && !(value > scores[k - 1]))) return false;
-        int64_t at = filled < k ? filled++ : k - 1;
-        for (; at > 0 && value > scores[at - 1]; --at)
-            scores[at] = scores[at - 1], labels[at] = labels[at - 1], ranks[at] = ranks[at - 1];
-        scores[at] = value, labels[at] = int32_t(label), ranks[at] = int32_t(rank);
-        return true;
-    }
 };
 
 template <class T, class Moves>
 void Walk<T, Moves>::top_k(int64_t b, int64_t k, T* scores, int64_t* labels) {
     const int64_t count = length(b), block = size_ * k;
     double *old = wide_, *fresh = wide_ + block;
-    auto list = [&](double* into, int64_t t, int64_t c) {  // labels, then ranks, of every position
-        int32_t* at = back_ + 2 * t * block + c * k;
-        return List{into + c * k, at, at + block, k};
-    };
     for (int64_t c = 0; c < size_; ++c) {
         fill_row(old + c * k, k, -INFINITE<double>);
         old[c * k] = double(emissions(b, 0)[c]) + double(chains_.start[c]);
@@ -526,12 +482,12 @@ void Walk<T, Moves>::top_k(int64_t b, int64_t k, T* scores, int64_t* labels) {
     for (int64_t t = 1; t <= count; ++t) {  // the last list is of the ends of paths
         if (t < count) moves_.spread(b, t - 1);
         for (int64_t c = 0; c < (t < count ? size_ : 1); ++c) {
-            List best = list(fresh, t, c);
+            Best best{fresh + c * k, back_ + t * block + c * k, k};  // from label * k + rank
             const int64_t ways = t < count ? moves_.arrivals(c) : size_;
             for (int64_t n = 0; n < ways; ++n) {
                 const int64_t from = t < count ? moves_.source(c, n) : n;
                 const double move = t < count ? moves_.power(c, n) : chains_.end[n];
-                for (int64_t r = 0; r < k && best.put(old[from * k + r] + move, from, r); ++r) {
+                for (int64_t r = 0; r < k && best.put(old[from * k + r] + move, from * k + r); ++r) {
                 }
             }
             fill_row(best.scores + best.filled, k - best.filled, -INFINITE<double>);
@@ -545,10 +501,9 @@ void Walk<T, Moves>::top_k(int64_t b, int64_t k, T* scores, int64_t* labels) {
         for (int64_t t = 0; t < chains_.steps; ++t) path[t] = -1;
         scores[b * k + r] = T(old[r]);
         if (!(old[r] > -INFINITE<double>)) continue;
-        for (int64_t t = count, label = 0, rank = r; t > 0; --t) {
-            const List from = list(old, t, label);
-            label = from.labels[rank], rank = from.ranks[rank];
-            path[t - 1] = label;
+        for (int64_t t = count, from = r; t > 0; --t) {
+            from = back_[t * block + from];
+            path[t - 1] = from / k;
         }
         scores[b * k + r] = T(path_score(b, path));
     }

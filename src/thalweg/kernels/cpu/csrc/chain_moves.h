@@ -32,20 +32,6 @@ inline bool safe_range(const T* x, int64_t count) {
     return double(max_lanes<T>(high)) + double(max_lanes<T>(-low)) <= Limits<T>::range;  // false for infinite ranges
 }
 
-// exp(x - shift) with zeros up to `width`.
-template <class T>
-inline void exp_row(const T* x, int64_t size, T shift, int64_t width, T* out) {
-    for (int64_t i = 0; i < width; i += LANES<T>) store(out + i, exp<T>(load_some(x + i, size - i, -INFINITE<T>) - shift));
-}
-template <class T>
-inline T finite_or_zero(T x) {
-    return x > -INFINITE<T> ? x : T(0);
-}
-template <class T>
-inline void fill_row(T* out, int64_t count, T x) {
-    for (int64_t i = 0; i < count; ++i) out[i] = x;
-}
-
 // A matrix of scores for all, for each item or for each step.
 template <class T>
 class Dense {
@@ -98,12 +84,6 @@ class Dense {
         const T* scores = back_ + label * width_;
         for (int64_t i = 0; i < width_; i += LANES<T>) store(sums + i, load(row + i) + load(scores + i));
         return first_of(sums, size_);
-    }
-    static int64_t first_of(const T* sums, int64_t count) {
-        const T most = max_row(sums, count);
-        for (int64_t i = 0; i < count; ++i)
-            if (sums[i] == most) return i;
-        return 0;
     }
 
     void clear() { fill_row(total_, size_ * width_, T(0)); }

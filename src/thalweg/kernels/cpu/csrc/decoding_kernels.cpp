@@ -7,8 +7,7 @@ namespace {
 constexpr int L = LANES<float>;
 using V = Vector<float>;
 
-// ---- products: every output is a dot product of a row of x with a row of the weights ----
-
+// Numbers of weights, each kind as float32.
 inline V widened(const float* from) { return load(from); }
 inline V widened(const int8_t* from) {
     VectorN<int8_t, L> v;
@@ -134,16 +133,11 @@ void linear(const Matrix& map, const float* x, int64_t x_row, int64_t rows, int6
         (map.inner % L ? linear_of<false, W> : linear_of<true, W>)(map, x, x_row, rows, low, high, out, out_row);
     };
     switch (map.kind) {
-        case Stored::single:
-            return with(float());
-        case Stored::half:
-            return with(uint16_t());
-        case Stored::byte:
-            return with(int8_t());
+        case Stored::single: return with(float());
+        case Stored::half: return with(uint16_t());
+        case Stored::byte: return with(int8_t());
     }
 }
-
-// ---- rows of numbers ----
 
 // f(place, count) for every vector of a row of `width` numbers.
 template <class Function>
@@ -159,8 +153,7 @@ inline float sum_along(int64_t width, Value value) {
     return sum_lanes<float>(sums);
 }
 inline float dot(const float* x, const float* y, int64_t width) {
-    return sum_along(width,
-                     [&](int64_t i, int64_t n) { return load_some(x + i, n, 0.0f) * load_some(y + i, n, 0.0f); });
+    return sum_along(width, [&](int64_t i, int64_t n) { return load_some(x + i, n, 0.0f) * load_some(y + i, n, 0.0f); });
 }
 
 // out = sum_s weights[s] rows(s)
@@ -221,14 +214,10 @@ inline V gelu(V x) {  // x Phi(x), with erf to 1.5e-7 (Abramowitz and Stegun, 7.
 }
 inline V activated(Activation kind, V x) {
     switch (kind) {
-        case Activation::relu:
-            return x < 0.0f ? fill(0.0f) : x;
-        case Activation::gelu:
-            return gelu(x);
-        case Activation::gelu_tanh:
-            return x * sigmoid(1.5957691f * x * (1.0f + 0.044715f * x * x));
-        default:
-            return x * sigmoid(x);
+        case Activation::relu: return x < 0.0f ? fill(0.0f) : x;
+        case Activation::gelu: return gelu(x);
+        case Activation::gelu_tanh: return x * sigmoid(1.5957691f * x * (1.0f + 0.044715f * x * x));
+        default: return x * sigmoid(x);
     }
 }
 
@@ -264,9 +253,8 @@ void attend(const Attention& how, const float* query, const float* const* keys, 
         }
     for (int64_t h = 0; h < how.heads; ++h) {
         weigh(scores + h * count, count);
-        mix(
-            scores + h * count, [&](int64_t s) { return keys[s] + values + h * how.size; }, count, how.size,
-            out + h * how.size);
+        const int64_t at = h * how.size;
+        mix(scores + h * count, [&](int64_t s) { return keys[s] + values + at; }, count, how.size, out + at);
     }
 }
 

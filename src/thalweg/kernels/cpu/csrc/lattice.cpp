@@ -2,10 +2,12 @@
 #include "lattice.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <tuple>
 
 #include "arrays.h"
 #include "threads.h"
@@ -20,14 +22,17 @@ using Table = Array<const int64_t, 2>;
 
 template <class T>
 const LatticeKernelsOf<T>& kernels() {
-    if constexpr (sizeof(T) == 4) return lattice_kernels().singles;
-    else return lattice_kernels().doubles;
+    return lattice_kernels();
 }
 
-// Scores are (B, I + 1, J + 1, M), or (1, B, I, C) with labels (B, J + 1).
+// What most functions take: scores (B, I + 1, J + 1, M), or (1, B, I, C) with labels (B, J + 1); moves (M, 2); rows and
+// columns (B,); labels; ends and band.
 template <class T>
-Lattices<T> checked(Array<const T, 4> scores, Table moves, Counts rows, Counts columns, std::optional<Table> labels,
-                    int64_t ends, int64_t band) {
+using Given = std::tuple<Array<const T, 4>, Table, Counts, Counts, std::optional<Table>, int64_t, int64_t>;
+
+template <class T>
+Lattices<T> checked(const Given<T>& given) {
+    const auto& [scores, moves, rows, columns, labels, ends, band] = given;
     const auto& s = scores.shape;
     const int64_t batch = labels ? s[1] : s[0], height = labels ? s[2] + 1 : s[1], width = labels ? labels->shape[1] : s[2];
     const int64_t kinds = moves.shape[0];
@@ -71,21 +76,20 @@ void over_items(const Lattices<T>& all, int threads, Work work) {
     double operations = 0;
     for (int64_t b = 0; b < all.batch; ++b)
         operations += OPERATIONS * double(all.rows[b] + 1) * double(all.columns[b] + 1) * double(all.kinds);
-    const int64_t parts = parts_of(operations, all.batch, threads), table = all.sweeps * all.row;
-    share(parts, threads, [&](int64_t k) {
+    const int64_t table = all.sweeps * all.row;
+    share_out(operations, all.batch, threads, [&](int64_t low, int64_t high) {
         T* sums = static_cast<T*>(scratch((3 * table * sizeof(T)) + all.sweeps * sizeof(double)));
         const LatticeRoom<T> room{sums, sums + table, sums + 2 * table, reinterpret_cast<double*>(sums + 3 * table)};
-        for (int64_t b = all.batch * k / parts; b < all.batch * (k + 1) / parts; ++b) work(b, room);
+        for (int64_t b = low; b < high; ++b) work(b, room);
     });
 }
 
 template <class T>
-void value(Array<const T, 4> scores, Table moves, Counts rows, Counts columns, std::optional<Table> labels, int64_t ends,
-           int64_t band, Array<T, 1> values, std::optional<Array<T, 4>> gradient, int threads) {
-    const auto all = checked<T>(scores, moves, rows, columns, labels, ends, band);
+void value(const Given<T>& given, Array<T, 1> values, const std::optional<Array<T, 4>>& gradient, int threads) {
+    const auto all = checked(given);
     expect("values", values, {all.batch});
-    if (gradient && labels) expect("gradient", *gradient, {1, all.batch, all.height - 1, all.width});
-    if (gradient && !labels) expect("gradient", *gradient, scores.shape);
+    if (gradient && all.labels) expect("gradient", *gradient, {1, all.batch, all.height - 1, all.width});
+    if (gradient && !all.labels) expect("gradient", *gradient, std::get<0>(given).shape);
     const int64_t size = gradient ? gradient->size() / all.batch : 0;
     over_items(all, threads, [&](int64_t b, const LatticeRoom<T>& room) {
         values.data[b] = T(kernels<T>().value(all, b, room, gradient ? gradient->data + b * size : nullptr));
@@ -101,9 +105,9 @@ void emitted(Array<const T, 3> cells, Table labels, Array<const T, 1> weights, A
     expect("labels", labels, {batch, width});
     expect_range("labels", labels, 0, size);
     expect("weights", weights, {batch});
-    const int64_t all = batch * rows, parts = parts_of(double(all) * double(size + 4 * width), all, threads);
-    share(parts, threads, [&, rows = rows, size = size](int64_t part) {
-        for (int64_t row = all * part / parts; row < all * (part + 1) / parts; ++row) {
+    const int64_t all = batch * rows;
+    share_out(double(all) * double(size + 4 * width), all, threads, [&, rows = rows, size = size](int64_t low, int64_t high) {
+        for (int64_t row = low; row < high; ++row) {
             T* to = out.data + row * size;
             const T weight = weights.data[row / rows], *from = cells.data + row * width;
             const int64_t* label = labels.data + row / rows * width;
@@ -114,9 +118,8 @@ void emitted(Array<const T, 3> cells, Table labels, Array<const T, 1> weights, A
 }
 
 template <class T>
-void sample(Array<const T, 4> scores, Table moves, Counts rows, Counts columns, std::optional<Table> labels, int64_t ends,
-            int64_t band, Array<const T, 3> uniforms, Array<T, 1> values, Array<int64_t, 3> paths, int threads) {
-    const auto all = checked<T>(scores, moves, rows, columns, labels, ends, band);
+void sample(const Given<T>& given, Array<const T, 3> uniforms, Array<T, 1> values, Array<int64_t, 3> paths, int threads) {
+    const auto all = checked(given);
     const int64_t draws = paths.shape[0], steps = paths.shape[2];
     expect("values", values, {all.batch});
     expect("paths", paths, {draws, all.batch, steps});
@@ -127,19 +130,18 @@ void sample(Array<const T, 4> scores, Table moves, Counts rows, Counts columns, 
 }
 
 template <class T>
-void best(Array<const T, 4> scores, Table moves, Counts rows, Counts columns, std::optional<Table> labels, int64_t ends,
-          int64_t band, Array<T, 2> values, Array<int64_t, 3> paths, int threads) {
-    const auto all = checked<T>(scores, moves, rows, columns, labels, ends, band);
+void best(const Given<T>& given, Array<T, 2> values, Array<int64_t, 3> paths, int threads) {
+    const auto all = checked(given);
     const int64_t k = values.shape[1], steps = paths.shape[2], cells = all.height * all.width;
     expect("values", values, {all.batch, k});
     expect("paths", paths, {all.batch, k, steps});
-    if (!k || k > std::numeric_limits<int32_t>::max() / (2 * all.kinds))
-        throw ShapeError(said("`k` must be at least 1 and below 2^30 / M, got ", k));
-    const int64_t parts = parts_of(OPERATIONS * double(cells) * double(all.kinds + k) * double(all.batch), all.batch, threads);
-    share(parts, threads, [&](int64_t part) {
-        double* lists = static_cast<double*>(scratch((cells + 1) * k * 8 + (cells * k + 1) * 4 + k * 8 + 8));
-        const PathLists room{lists, reinterpret_cast<int32_t*>(lists + (cells + 1) * k)};
-        for (int64_t b = all.batch * part / parts; b < all.batch * (part + 1) / parts; ++b)
+    if (!k || k > std::numeric_limits<int32_t>::max()) throw ShapeError(said("`k` must be at least 1 and below 2^31, got ", k));
+    const double work = OPERATIONS * double(cells) * double(all.kinds + k) * double(all.batch);
+    share_out(work, all.batch, threads, [&](int64_t low, int64_t high) {
+        double* lists = static_cast<double*>(scratch(2 * (cells + 1) * k * 8));
+        int64_t* places = reinterpret_cast<int64_t*>(lists + (cells + 1) * k);
+        const PathLists room{lists, lists + cells * k, places, places + cells * k};
+        for (int64_t b = low; b < high; ++b)
             kernels<T>().best(all, b, room, k, values.data + b * k, paths.data + b * k * steps, steps);
     });
 }
@@ -147,11 +149,10 @@ void best(Array<const T, 4> scores, Table moves, Counts rows, Counts columns, st
 template <class T>
 void add_of(nb::module_& m) {
     const auto free = nb::call_guard<nb::gil_scoped_release>();
-    using nb::arg;
-    m.def("lattice_value", &value<T>, free, arg(), arg(), arg(), arg(), arg().none(), arg(), arg(), arg(), arg().none(), arg());
+    m.def("lattice_value", &value<T>, free);
     m.def("lattice_emitted", &emitted<T>, free);
-    m.def("lattice_sample", &sample<T>, free, arg(), arg(), arg(), arg(), arg().none(), arg(), arg(), arg(), arg(), arg(), arg());
-    m.def("lattice_best", &best<T>, free, arg(), arg(), arg(), arg(), arg().none(), arg(), arg(), arg(), arg(), arg());
+    m.def("lattice_sample", &sample<T>, free);
+    m.def("lattice_best", &best<T>, free);
 }
 
 }  // namespace

@@ -34,8 +34,8 @@ struct LatticeRoom {
 };
 
 struct PathLists {
-    double* scores;   // (height * width, k), falling
-    int32_t* before;  // which list of the cells before each entry came from, times k, plus its rank there
+    double *scores, *found;     // (height * width, k), falling, and (k,) of the answer
+    int64_t *before, *origins;  // which list of the cells before each entry came from, times k, plus its rank there
 };
 
 template <class T>
@@ -49,10 +49,7 @@ struct LatticeKernelsOf {
     // The k best of an item: scores (k,) and paths (k, steps).
     void (*best)(const Lattices<T>&, int64_t item, const PathLists&, int64_t k, T* scores, int64_t* paths, int64_t steps);
 };
-struct LatticeKernels {
-    LatticeKernelsOf<float> singles;
-    LatticeKernelsOf<double> doubles;
-};
+struct LatticeKernels : LatticeKernelsOf<float>, LatticeKernelsOf<double> {};
 THALWEG_KERNELS(LatticeKernels, lattice_kernels)
 
 }  // namespace thalweg

@@ -133,7 +133,7 @@ struct Grid {
         double total = NONE;
         for (int64_t d = 0; d <= last; ++d) {
             T* here = lanes(room.sums, d);
-            for (int64_t k = 0; k < all.row; ++k) here[k - all.margin] = -INFINITE<T>;
+            fill_row(here - all.margin, all.row, -INFINITE<T>);
             const double base = d ? room.offsets[d - 1] : 0.0;
             int64_t low, high;
             range(d, low, high);
@@ -152,7 +152,7 @@ struct Grid {
                 store_some(here + j, found, count);
             }
             const T highest = low <= high ? max_row(here + low, high - low + 1) : -INFINITE<T>;
-            const T taken = highest > -INFINITE<T> ? highest : T(0);
+            const T taken = finite_or_zero(highest);
             for (int64_t j = low; j <= high; ++j) here[j] -= taken;
             room.offsets[d] = base + double(taken);
         }
@@ -166,9 +166,9 @@ struct Grid {
 
     void backward(double total, T* gradient) const {
         const int64_t count = labels ? (all.height - 1) * all.width : all.height * all.width * all.kinds;
-        for (int64_t k = 0; k < count; ++k) gradient[k] = T(0);
+        fill_row(gradient, count, T(0));
         if (!(total > NONE)) return;
-        for (int64_t k = 0; k < (last + 1) * all.row; ++k) room.shares[k] = T(0);
+        fill_row(room.shares, (last + 1) * all.row, T(0));
         for (int64_t e = 0; e < all.ends && e <= columns; ++e)
             lanes(room.shares, rows + all.skew * (columns - e))[columns - e] = T(exp_of<double>(ended(columns - e) - total));
         for (int64_t d = last; d >= 1; --d) {
@@ -280,34 +280,17 @@ double sample(const Lattices<T>& all, int64_t item, const LatticeRoom<T>& room, 
     return total;
 }
 
-// A list of the k best so far with the place of each.
-struct Entries {
-    double* scores;
-    int64_t* places;
-    int64_t k;
-
-    void put(double score, int64_t place) const {
-        int64_t at = k;
-        while (at > 0 && !(scores[at - 1] >= score)) --at;
-        if (at == k) return;
-        for (int64_t n = k - 1; n > at; --n) scores[n] = scores[n - 1], places[n] = places[n - 1];
-        scores[at] = score, places[at] = place;
-    }
-};
-
 template <class T>
 void best(const Lattices<T>& all, int64_t item, const PathLists& lists, int64_t k, T* scores, int64_t* paths, int64_t steps) {
     const LatticeRoom<T> none{};
     const Grid<T> grid(all, item, none);
-    const int64_t cells = all.height * all.width, sources = grid.local ? 2 * all.kinds : all.kinds;
-    // Behind the lists of the cells: those of the answer.
-    const Entries found{lists.scores + cells * k, reinterpret_cast<int64_t*>(lists.before + cells * k + (cells * k & 1)), k};
-    for (int64_t n = 0; n < k; ++n) found.scores[n] = NONE, found.places[n] = -1;
+    const int64_t sources = grid.local ? 2 * all.kinds : all.kinds;
+    Best found{lists.found, lists.origins, k};
     for (int64_t i = 0; i <= grid.rows; ++i) {
         for (int64_t j = 0; j <= grid.columns; ++j) {
             const int64_t cell = i * all.width + j;
             double* list = lists.scores + cell * k;
-            for (int64_t n = 0; n < k; ++n) list[n] = NONE;
+            fill_row(list, k, NONE);
             if (!i && !j && !grid.local) list[0] = 0.0;
             double heads[2 * MOST_MOVES], gains[MOST_MOVES];
             int64_t ranks[2 * MOST_MOVES];
@@ -327,9 +310,9 @@ void best(const Lattices<T>& all, int64_t item, const PathLists& lists, int64_t 
                 if (!(heads[first] > NONE)) break;
                 list[n] = heads[first];
                 if (first >= all.kinds) {  // begun in the cell before
-                    lists.before[cell * k + n] = int32_t(first * k), heads[first] = NONE;
+                    lists.before[cell * k + n] = first * k, heads[first] = NONE;
                 } else {
-                    lists.before[cell * k + n] = int32_t(first * k + ranks[first]);
+                    lists.before[cell * k + n] = first * k + ranks[first];
                     const int64_t next = ++ranks[first];
                     heads[first] = next < k && from[first][next] > NONE ? from[first][next] + gains[first] : NONE;
                 }
@@ -339,9 +322,9 @@ void best(const Lattices<T>& all, int64_t item, const PathLists& lists, int64_t 
         }
     }
     for (int64_t n = 0; n < k; ++n) {
-        scores[n] = T(found.scores[n]);
+        scores[n] = n < found.filled ? T(found.scores[n]) : -INFINITE<T>;
         int64_t* path = paths + n * steps;
-        int64_t count = 0, place = found.places[n];
+        int64_t count = 0, place = n < found.filled ? found.origins[n] : -1;
         while (place >= 0 && count < steps && (grid.local || place >= k)) {
             const int64_t cell = place / k, source = lists.before[place] / k, rank = lists.before[place] % k, m = source % all.kinds;
             path[count++] = cell * all.kinds + m;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-
 namespace thalweg {
 namespace nb = nanobind;
 namespace {
@@ -50,11 +49,8 @@ void Linear::expect(const char* name, int64_t inner, int64_t outer) const {
 }
 
 void Linear::operator()(const float* x, int64_t x_row, int64_t rows, float* out, int64_t out_row, int threads) const {
-    const int64_t groups = (outer() + 3) / 4;
-    const int64_t parts = parts_of(2.0 * rows * inner() * outer(), groups, threads);
-    share(parts, threads, [&](int64_t part) {
-        const int64_t low = groups * part / parts * 4, high = std::min(groups * (part + 1) / parts * 4, outer());
-        decoding().linear(matrix_, x, x_row, rows, low, high, out, out_row);
+    share_out(2.0 * rows * inner() * outer(), (outer() + 3) / 4, threads, [&](int64_t low, int64_t high) {
+        decoding().linear(matrix_, x, x_row, rows, 4 * low, std::min(4 * high, outer()), out, out_row);
     });
 }
 

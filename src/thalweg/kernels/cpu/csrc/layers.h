@@ -63,10 +63,9 @@ using SomeNorm = std::optional<Norm>;
 // so many bytes that no other thread uses.
 template <class Function>
 void each_row(int64_t rows, double operations, int threads, Function&& function, int64_t bytes = 0) {
-    const int64_t parts = parts_of(rows * operations, rows, threads);
-    share(parts, threads, [&](int64_t part) {
+    share_out(rows * operations, rows, threads, [&](int64_t low, int64_t high) {
         [[maybe_unused]] void* own = bytes ? scratch(bytes) : nullptr;
-        for (int64_t r = rows * part / parts; r < rows * (part + 1) / parts; ++r)
+        for (int64_t r = low; r < high; ++r)
             if constexpr (std::is_invocable_v<Function, int64_t>) function(r);
             else function(r, own);
     });

@@ -306,14 +306,11 @@ void add_recurrent(nb::module_& m) {
                    SomeMap, SomeMap, SomeMap, bool, Linear>,
              nb::kw_only(), "cell"_a, "source_embedding"_a, "target_embedding"_a, "encoder"_a, "decoder"_a, "bridge"_a,
              "own"_a, "values"_a, "keys"_a, "query"_a, "folded"_a, "output"_a)
-        .def(
-            "search",
-            [](const Recurrent& self, const Request& request, Array<const int64_t, 1> lengths,
-               Array<const int64_t, 1> tokens, std::optional<Kept<1>> weights) {
+        .def("search", [](const Recurrent& self, const Request& request, Array<const int64_t, 1> lengths,
+                          Array<const int64_t, 1> tokens, std::optional<Kept<1>> weights) {
                 Sources sources{lengths, tokens, weights};
                 sources.check(self, request);
-                return search(request, lengths.shape[0],
-                              [&] { return std::make_unique<Decoder>(self, sources, request); });
+                return search(request, lengths.shape[0], [&] { return std::make_unique<Decoder>(self, sources, request); });
             },
             "request"_a, nb::kw_only(), "lengths"_a, "tokens"_a, "weights"_a);
 }

@@ -2,8 +2,10 @@
 #include "segments.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 
 #include <optional>
+#include <tuple>
 
 #include "arrays.h"
 #include "threads.h"
@@ -12,11 +14,12 @@ namespace thalweg {
 namespace nb = nanobind;
 namespace {
 
-using Parts = Array<const double, 4>;   // (B, T, 2, C)
-using Tables = Array<const double, 3>;  // durations (1 or B, K, C), moves (1 or B, C, C)
-using Lengths = Array<const int64_t, 1>;
+// What every function takes: parts (B, T, 2, C), durations (1 or B, K, C), moves (1 or B, C, C) and lengths (B,).
+using Given = std::tuple<Array<const double, 4>, Array<const double, 3>, Array<const double, 3>, Array<const int64_t, 1>>;
+using Gradients = std::tuple<Array<double, 4>, Array<double, 3>, Array<double, 3>>;  // by item
 
-Segments checked(const Parts& parts, const Tables& durations, const Tables& moves, const Lengths& lengths) {
+Segments checked(const Given& scores) {
+    const auto& [parts, durations, moves, lengths] = scores;
     const auto [batch, steps, two, size] = parts.shape;
     const int64_t most = durations.shape[1];
     if (!batch || !steps || !size || !most) throw ShapeError("`parts` and `durations` must have items, positions and labels");
@@ -33,47 +36,41 @@ Segments checked(const Parts& parts, const Tables& durations, const Tables& move
 template <class Run>
 void over_items(const Segments& given, int threads, Run run) {
     const double work = 8.0 * given.batch * given.steps * given.size * (given.most + given.size);
-    const int64_t parts = parts_of(work, given.batch, threads);
-    share(parts, threads, [&](int64_t part) {
+    share_out(work, given.batch, threads, [&](int64_t low, int64_t high) {
         double* room = static_cast<double*>(scratch(given.room() * sizeof(double)));
-        for (int64_t b = given.batch * part / parts; b < given.batch * (part + 1) / parts; ++b) run(b, room);
+        for (int64_t b = low; b < high; ++b) run(b, room);
     });
 }
 
-void likelihood(Parts parts, Tables durations, Tables moves, Lengths lengths, Array<double, 1> values,
-                std::optional<Array<double, 4>> d_parts, std::optional<Array<double, 3>> d_durations,
-                std::optional<Array<double, 3>> d_moves, int threads) {
-    const Segments given = checked(parts, durations, moves, lengths);
-    const auto [batch, steps, most, size] = std::array{given.batch, given.steps, given.most, given.size};
+void likelihood(const Given& scores, Array<double, 1> values, const std::optional<Gradients>& gradients, int threads) {
+    const Segments given = checked(scores);
+    const int64_t batch = given.batch, steps = given.steps, most = given.most, size = given.size;
     expect("values", values, {batch});
-    const bool asked = d_parts && d_durations && d_moves;
-    if (asked) {
-        expect("d_parts", *d_parts, {batch, steps, 2, size});
-        expect("d_durations", *d_durations, {batch, most, size});
-        expect("d_moves", *d_moves, {batch, size, size});
-    } else if (d_parts || d_durations || d_moves) {
-        throw ShapeError("gradients must be given all or none");
+    const auto [d_parts, d_durations, d_moves] = gradients.value_or(Gradients{});
+    if (gradients) {
+        expect("d_parts", d_parts, {batch, steps, 2, size});
+        expect("d_durations", d_durations, {batch, most, size});
+        expect("d_moves", d_moves, {batch, size, size});
     }
+    const SegmentGradient all{d_parts.data, d_durations.data, d_moves.data};
     over_items(given, threads, [&](int64_t b, double* room) {
-        SegmentGradient gradient{};
-        if (asked)
-            gradient = {d_parts->data + b * given.steps * 2 * given.size, d_durations->data + b * given.most * given.size,
-                        d_moves->data + b * given.size * given.size};
-        values.data[b] = segment_kernels().likelihood(given, b, gradient, room);
+        SegmentGradient own{};
+        if (gradients)
+            own = {all.parts + b * steps * 2 * size, all.durations + b * most * size, all.moves + b * size * size};
+        values.data[b] = segment_kernels().likelihood(given, b, own, room);
     });
 }
 
-void viterbi(Parts parts, Tables durations, Tables moves, Lengths lengths, Array<int64_t, 2> labels, int threads) {
-    const Segments given = checked(parts, durations, moves, lengths);
+void viterbi(const Given& scores, Array<int64_t, 2> labels, int threads) {
+    const Segments given = checked(scores);
     expect("labels", labels, {given.batch, given.steps});
     over_items(given, threads, [&](int64_t b, double* room) {
         segment_kernels().viterbi(given, b, labels.data + b * given.steps, room);
     });
 }
 
-void sample(Parts parts, Tables durations, Tables moves, Lengths lengths, Array<const double, 4> uniforms,
-            Array<int64_t, 3> labels, int threads) {
-    const Segments given = checked(parts, durations, moves, lengths);
+void sample(const Given& scores, Array<const double, 4> uniforms, Array<int64_t, 3> labels, int threads) {
+    const Segments given = checked(scores);
     const int64_t count = labels.shape[0];
     expect("labels", labels, {count, given.batch, given.steps});
     expect("uniforms", uniforms, {count, given.batch, given.steps, 2});
@@ -87,8 +84,7 @@ void sample(Parts parts, Tables durations, Tables moves, Lengths lengths, Array<
 
 void add_segments(nb::module_& m) {
     const auto free = nb::call_guard<nb::gil_scoped_release>();
-    m.def("segments_likelihood", &likelihood, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
-          nb::arg().none(), nb::arg().none(), nb::arg(), free);
+    m.def("segments_likelihood", &likelihood, free);
     m.def("segments_viterbi", &viterbi, free);
     m.def("segments_sample", &sample, free);
 }

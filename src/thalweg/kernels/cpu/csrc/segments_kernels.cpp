@@ -25,8 +25,6 @@ constexpr double HIGH = 100, LOW = -460;  // logarithms between which products o
 constexpr double SMALL = 1e-200;          // about exp(LOW)
 constexpr int64_t L = LANES<double>;
 
-double finite_or_zero(double x) { return x > NONE ? x : 0.0; }
-
 class Walk {
   public:
     Walk(const Segments& given, int64_t item, double* room)
@@ -55,13 +53,13 @@ class Walk {
         for (int64_t t = 0; t < steps_; ++t) labels[t] = -1;
         for (int64_t c = 0; c < size_; ++c) row_[c] = at(ends_, count_)[c] + at(sums_, count_)[c];
         if (!(max_row(row_, size_) > NONE)) return;
-        int64_t label = first_of(row_);
+        int64_t label = first_of(row_, size_);
         for (int64_t past = count_; past > 0;) {
             int64_t d = 1;
             while (d < past - lowest(past, label) && before(past, d, label) < at(ends_, past)[label]) ++d;
             past = mark(labels, past - d, past, label);
             for (int64_t c = 0; past && c < size_; ++c) row_[c] = at(ends_, past)[c] + at(sums_, past)[c] + moves_[c * size_ + label];
-            if (past) label = first_of(row_);
+            if (past) label = first_of(row_, size_);
         }
     }
 
@@ -73,15 +71,15 @@ class Walk {
             if (!feasible) continue;
             for (int64_t c = 0; c < size_; ++c) terms_[c] = at(ends_, count_)[c] + at(sums_, count_)[c];
             log_sum(size_);
-            int64_t label = drawn(size_, uniforms[2 * count_ - 2]);
+            int64_t label = drawn(terms_, size_, uniforms[2 * count_ - 2]);
             for (int64_t past = count_; past > 0;) {
                 close(past, label);
                 const int64_t low = lowest(past, label);
-                const int64_t first = past - 1 - drawn(past - low, uniforms[2 * past - 1]);
+                const int64_t first = past - 1 - drawn(terms_, past - low, uniforms[2 * past - 1]);
                 const int64_t own = label;
                 if (first) {
                     enter(first, label);
-                    label = drawn(size_, uniforms[2 * first - 2]);
+                    label = drawn(terms_, size_, uniforms[2 * first - 2]);
                 }
                 past = mark(labels, first, past, own);
             }
@@ -111,39 +109,17 @@ class Walk {
         for (int64_t t = first; t < past; ++t) labels[t] = t == first ? label : size_ + label;
         return first;
     }
-    int64_t first_of(const double* row) const {
-        int64_t best = 0;
-        for (int64_t c = 1; c < size_; ++c) best = row[c] > row[best] ? c : best;
-        return best;
-    }
-    // The place at which the running sum of `terms_` passes u times their sum.
-    int64_t drawn(int64_t count, double u) const {
-        double total = 0, running = 0;
-        int64_t last = 0;
-        for (int64_t k = 0; k < count; ++k) {
-            total += terms_[k];
-            if (terms_[k] > 0) last = k;
-        }
-        for (int64_t k = 0; k < count; ++k) {
-            running += terms_[k];
-            if (running > u * total) return k;
-        }
-        return last;
-    }
 
     // exp(durations - their largest), exp(moves - their largest), and this across.
     void raise() {
         longest_ = finite_or_zero(max_row(durations_, most_ * size_)), highest_ = finite_or_zero(max_row(moves_, size_ * size_));
-        for (int64_t d = 0; d < most_; ++d) exp_row(durations_ + d * size_, longest_, at(lasting_, d));
+        for (int64_t d = 0; d < most_; ++d) exp_row(durations_ + d * size_, size_, longest_, width_, at(lasting_, d));
         for (int64_t i = 0; i < size_; ++i) {
-            exp_row(moves_ + i * size_, highest_, at(powers_, i));
+            exp_row(moves_ + i * size_, size_, highest_, width_, at(powers_, i));
             for (int64_t c = 0; c < size_; ++c) at(across_, c)[i] = at(powers_, i)[c];
         }
         for (int64_t c = 0; c < size_; ++c)
             for (int64_t i = size_; i < width_; ++i) at(across_, c)[i] = 0;
-    }
-    void exp_row(const double* x, double shift, double* out) const {
-        for (int64_t c = 0; c < width_; c += L) store(out + c, exp<double>(load_some(x + c, size_ - c, NONE) - shift));
     }
 
     // S of the position after t and where segments that cover it begin at the earliest; what was taken off.
@@ -162,19 +138,9 @@ class Walk {
 
     // exp(x - most) of the terms in place, which `log_sum` returns the logarithm of the sum of; -inf where all are.
     double log_sum(int64_t count) {
-        const double top = max_row(terms_, count);
-        if (!(top > NONE)) {
-            for (int64_t k = 0; k < count; ++k) terms_[k] = 0;
-            return NONE;
-        }
-        Vector<double> sum = fill(0.0);
-        for (int64_t k = 0; k < count; k += L) {
-            const Vector<double> found = exp<double>(load_some(terms_ + k, count - k, NONE) - top);
-            store_some(terms_ + k, found, count - k);
-            sum += found;
-        }
-        terms_sum_ = sum_lanes<double>(sum);
-        return top + log_of(terms_sum_);
+        const double top = max_row(terms_, count), sum = exp_in_place(terms_, count, finite_or_zero(top));
+        terms_sum_ = sum > 0 ? sum : 1;
+        return top > NONE ? top + log_of(sum) : NONE;
     }
     // A_t - S_t and E_t of a label in the log domain; the terms, by rising d or i, are left.
     double close(int64_t t, int64_t c) {
@@ -205,7 +171,7 @@ class Walk {
     void spread(int64_t t) {
         for (int64_t c = 0; c < width_; ++c) row_[c] = c < size_ ? at(ends_, t)[c] + at(sums_, t)[c] : NONE;
         top_ = max_row(row_, size_);
-        exp_row(row_, finite_or_zero(top_), spread_);
+        exp_row(row_, size_, finite_or_zero(top_), width_, spread_);
     }
     void arrive(int64_t t) {
         double* entries = at(entries_, t);
@@ -257,7 +223,7 @@ class Walk {
     }
 
     void backward(const SegmentGradient& out, bool feasible) {
-        for (int64_t k = 0; k < steps_ * 2 * size_; ++k) out.parts[k] = 0;
+        fill_row(out.parts, steps_ * 2 * size_, 0.0);
         clear(begun_, steps_ + 1), clear(raw_, most_), clear(exact_, most_);
         clear(raw_moves_, size_), clear(exact_moves_, size_), clear(inside_, 1), clear(mass_, 1);
         for (int64_t c = 0; feasible && c < size_; ++c) mass_[c] = terms_[c] / terms_sum_;
@@ -282,9 +248,7 @@ class Walk {
             for (int64_t c = 0; c < size_; ++c)
                 out.moves[i * size_ + c] = at(raw_moves_, i)[c] * at(powers_, i)[c] + at(exact_moves_, i)[c];
     }
-    void clear(double* rows, int64_t count) const {
-        for (int64_t k = 0; k < count * width_; ++k) rows[k] = 0;
-    }
+    void clear(double* rows, int64_t count) const { fill_row(rows, count * width_, 0.0); }
     // The mass of segments that end at `past` to where they begin.
     void give_back(int64_t past) {
         const int64_t low = past > most_ ? past - most_ : 0, count = past - low;

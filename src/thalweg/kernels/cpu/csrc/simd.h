@@ -220,6 +220,68 @@ inline T max_row(const T* x, int64_t count) {
     return max_lanes<T>(top);
 }
 
+// x, or 0 where it is -inf: a maximum that may be subtracted.
+template <class T>
+inline T finite_or_zero(T x) {
+    return x > -INFINITE<T> ? x : T(0);
+}
+template <class T>
+inline void fill_row(T* out, int64_t count, T x) {
+    for (int64_t i = 0; i < count; ++i) out[i] = x;
+}
+// exp(x - shift) with zeros up to `width`.
+template <class T>
+inline void exp_row(const T* x, int64_t size, T shift, int64_t width, T* out) {
+    for (int64_t i = 0; i < width; i += LANES<T>) store(out + i, exp<T>(load_some(x + i, size - i, -INFINITE<T>) - shift));
+}
+// exp(x - shift) in place; the sum of it.
+template <class T>
+inline T exp_in_place(T* x, int64_t count, T shift) {
+    Vector<T> total = fill(T(0));
+    for (int64_t i = 0; i < count; i += LANES<T>) {
+        const Vector<T> found = exp<T>(load_some(x + i, count - i, -INFINITE<T>) - shift);
+        store_some(x + i, found, count - i);
+        total += found;
+    }
+    return sum_lanes<T>(total);
+}
+// The first place of the largest number.
+template <class T>
+inline int64_t first_of(const T* x, int64_t count) {
+    const T most = max_row(x, count);
+    for (int64_t i = 0; i < count; ++i)
+        if (x[i] == most) return i;
+    return 0;
+}
+// The place at which the running sum of weights passes u times their sum; never one of weight 0.
+inline int64_t drawn(const double* weights, int64_t count, double u) {
+    double total = 0, running = 0;
+    int64_t last = 0;
+    for (int64_t k = 0; k < count; ++k) {
+        total += weights[k];
+        if (weights[k] > 0) last = k;
+    }
+    for (int64_t k = 0; k < count; ++k) {
+        running += weights[k];
+        if (running > u * total) return k;
+    }
+    return last;
+}
+
+// A falling list of at most k scores, each with where it came from.
+struct Best {
+    double* scores;
+    int64_t *origins, k, filled = 0;
+
+    bool put(double score, int64_t origin) {  // behind those that are as good; false where it does not belong there
+        if (!(score > -INFINITE<double>) || (filled == k && !(score > scores[k - 1]))) return false;
+        int64_t at = filled < k ? filled++ : k - 1;
+        for (; at > 0 && score > scores[at - 1]; --at) scores[at] = scores[at - 1], origins[at] = origins[at - 1];
+        scores[at] = score, origins[at] = origin;
+        return true;
+    }
+};
+
 // softmax(x) into `out`, which may be `x`; returns log sum exp x, -inf (and zeros) where every number is.
 template <class T>
 inline T softmax(const T* x, int64_t count, T* out) {

@@ -21,12 +21,12 @@ void check(const std::array<int64_t, 2>& shape, Array<const double, 1> alphas) {
 
 template <class T, class Rows>
 void over_rows(void (*part)(const Rows&, int64_t, int64_t, const MapRoom<T>&), const Rows& rows, int64_t count, int threads) {
-    const int64_t parts = parts_of(OPERATIONS * count * rows.size, count, threads), wide = rows.size + SPARE;
-    share(parts, threads, [&](int64_t k) {
+    const int64_t wide = rows.size + SPARE;
+    share_out(OPERATIONS * count * rows.size, count, threads, [&](int64_t low, int64_t high) {
         double* z = static_cast<double*>(scratch((2 * wide + rows.size / SURVEYED + 1) * 8 + rows.size * 4));
         double* tops = z + 2 * wide;
         auto* places = reinterpret_cast<int32_t*>(tops + rows.size / SURVEYED + 1);
-        part(rows, count * k / parts, count * (k + 1) / parts, {reinterpret_cast<T*>(tops), z, z + wide, places});
+        part(rows, low, high, {reinterpret_cast<T*>(tops), z, z + wide, places});
     });
 }
 

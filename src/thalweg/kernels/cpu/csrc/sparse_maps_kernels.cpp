@@ -191,11 +191,6 @@ double value_of(const T* row, const Candidates& c, double d, int64_t gold) {
 }
 
 template <class T>
-void fill_row(T* row, int64_t size, T with) {
-    for (int64_t i = 0; i < size; ++i) row[i] = with;
-}
-
-template <class T>
 void forward(const MapRows<T>& rows, int64_t low, int64_t high, const MapRoom<T>& room) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
     for (int64_t r = low; r < high; ++r) {

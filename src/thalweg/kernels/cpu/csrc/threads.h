@@ -24,6 +24,13 @@ inline void share(int64_t count, int threads, Function&& function) {
 int64_t parts_of(double operations, int64_t items, int threads);
 double set_least_operations(double operations);  // of a part, for tests that share out small work; returns what it was
 
+// Calls `range(low, high)` for items low..high - 1 of each of these parts.
+template <class Function>
+inline void share_out(double operations, int64_t items, int threads, Function&& range) {
+    const int64_t parts = parts_of(operations, items, threads);
+    share(parts, threads, [&](int64_t part) { range(items * part / parts, items * (part + 1) / parts); });
+}
+
 // Memory of this thread for the part it works on, 64-byte aligned and uninitialised, until it asks again; kept between
 // calls where it is not much, since fresh pages cost more than many a kernel.
 void* scratch(int64_t bytes);

@@ -324,15 +324,12 @@ void add_transformer(nb::module_& m) {
                    float, SomeNorm, SomeMap, SomeNorm, Linear>,
              nb::kw_only(), "heads"_a, "activation"_a, "encoder"_a, "decoder"_a, "encoder_first"_a, "decoder_first"_a,
              "memory"_a, "embedding"_a, "scale"_a, "embedding_norm"_a, "head"_a, "head_norm"_a, "output"_a)
-        .def(
-            "search",
-            [](const Transformer& self, const Request& request, Array<const int64_t, 1> lengths, Table inputs,
-               std::vector<Kept<2>> memories, std::optional<Array<const int64_t, 1>> positions, Table vectors,
-               Table cosines, Table sines, Table distances) {
+        .def("search", [](const Transformer& self, const Request& request, Array<const int64_t, 1> lengths, Table inputs,
+                          std::vector<Kept<2>> memories, std::optional<Array<const int64_t, 1>> positions, Table vectors,
+                          Table cosines, Table sines, Table distances) {
                 Sources sources{lengths, inputs, memories, positions, vectors, cosines, sines, distances};
                 sources.check(self, request);
-                return search(request, lengths.shape[0],
-                              [&] { return std::make_unique<Decoder>(self, sources, request); });
+                return search(request, lengths.shape[0], [&] { return std::make_unique<Decoder>(self, sources, request); });
             },
             "request"_a, nb::kw_only(), "lengths"_a, "inputs"_a, "memories"_a, "positions"_a, "vectors"_a, "cosines"_a,
             "sines"_a, "distances"_a);
