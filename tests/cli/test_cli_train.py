@@ -40,7 +40,7 @@ def test_prints_guesses_progress_and_next_commands(
 
 
 def test_set_symbols_are_not_called_guessed(cli: Any, pairs: Path, tiny: tuple[str, ...], tmp_path: Path) -> None:
-    done = cli("train", "--data", pairs, "--out", tmp_path / "run", *tiny, "target_symbols=graphemes")
+    done = cli("train", pairs, "--out", tmp_path / "run", *tiny, "target_symbols=graphemes")
     assert "target  graphemes, NFC, 10 symbols\n" in done.stderr
 
 
@@ -100,10 +100,14 @@ BAD = {
     ),
     "bad range": (["--data", "pairs.tsv", "dropout=2"], "model.dropout must be in [0, 1), got 2"),
     "bad choice": (["--data", "pairs.tsv", "attention=dott"], "input should be 'none', 'dot', 'general'"),
-    "no equals": (["--data", "pairs.tsv", "hidden"], "expected `key=value`, got `hidden`"),
+    "no equals": (
+        ["--data", "pairs.tsv", "hidden"],
+        "expected pairs in one place, got hidden, pairs.tsv; settings are `key=value`",
+    ),
     "preset": (["--data", "pairs.tsv", "--model", "lstm-atention"], "did you mean `lstm-attention`?"),
     "device": (["--data", "pairs.tsv", "--device", "abacus"], "'auto', 'cpu', 'cuda' or 'mps', got 'abacus'"),
-    "data as config": (["pairs.tsv"], "for data write `--data pairs.tsv`"),
+    "neither data nor setting": (["hidden"], "hidden: expected a text file, got no such file"),
+    "data of another task": (["pairs.npy"], "expected pairs, got `pairs.npy`; for rows add --task density"),
     "absent config": (["absent.yaml"], "absent.yaml: expected a config file, got no such file"),
     "broken config": (["broken.yaml"], "broken.yaml:2: expected YAML"),
     "empty config": (["empty.yaml"], "empty.yaml: expected settings, got an empty file"),

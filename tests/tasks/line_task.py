@@ -146,7 +146,6 @@ class Fitting(Task):
     kind = FitConfig
     presets = PRESETS
     default_model = "straight"
-    named_by_word = True
 
     def fit(self, config, log, root) -> TrainResult:
         points = read_points(config.data.path)

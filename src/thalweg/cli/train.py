@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 # Tasks with the models that each offers, the default first; read as data, so that a help page need not wait for them.
 TASKS = json.loads((resources.files("thalweg") / "tasks" / "registry.json").read_text(encoding="utf-8"))
-DATA_SUFFIXES = (".tsv", ".csv", ".txt", ".gz")
 
 
 def train(
@@ -90,6 +89,7 @@ def train(
 
     \b
     Example:
+      thalweg train train.tsv
       thalweg train --data train.tsv --dev dev.tsv --out runs/names
       thalweg train --data train.tsv --model gru-attention hidden=256 epochs=30
       thalweg train --data train.tsv --model transformer batch_tokens=4000 epochs=100
@@ -154,16 +154,14 @@ def _places(words: Sequence[str], data: str | None, task: Task) -> tuple[list[st
     from thalweg.tasks.registry import list_tasks, task_named
 
     places = [word for word in words if "=" not in word and not _yaml(word)]
-    if not task.named_by_word:
-        for word in places:
-            for other in map(task_named, list_tasks()):
-                if other.recognises(word):
-                    remedy = f"for {other.items} add --task {other.name}"
-                    raise ConfigError(f"expected a YAML config or `key=value`, got `{word}`; {remedy}")
-        return list(words), data
-    if len(places) + (data is not None) > 1:
-        raise ConfigError(f"expected {task.items} in one place, got {', '.join(places + ([data] if data else []))}")
-    return [word for word in words if word not in places], places[0] if places else data
+    for word in places:
+        for other in map(task_named, list_tasks()):
+            if other.recognises(word) and not task.recognises(word):
+                raise ConfigError(f"expected {task.items}, got `{word}`; for {other.items} add --task {other.name}")
+    found = [*places, *([] if data is None else [data])]
+    if len(found) > 1:
+        raise ConfigError(f"expected {task.items} in one place, got {', '.join(found)}; settings are `key=value`")
+    return [word for word in words if word not in places], found[0] if found else None
 
 
 def _watch(what: str | None, every: int) -> Watch | None:
@@ -182,11 +180,9 @@ def split_words(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     >>> split_words(["config.yaml", "hidden=256"])
     (PosixPath('config.yaml'), ['hidden=256'])
     """
-    configs = [word for word in words if "=" not in word and (_yaml(word) or Path(word).is_file())]
+    configs = [word for word in words if "=" not in word and _yaml(word)]
     if len(configs) > 1:
         raise ConfigError(f"expected one config file, got {len(configs)}: {', '.join(configs)}")
-    if configs and not _yaml(configs[0]) and configs[0].endswith(DATA_SUFFIXES):
-        raise ConfigError(f"expected a YAML config, got `{configs[0]}`; for data write `--data {configs[0]}`")
     return Path(configs[0]) if configs else None, [word for word in words if word not in configs]
 
 

@@ -180,7 +180,6 @@ class Task(ABC):
         missing: what to say where that is empty.
         presets: settings by the name given to ``--model``, or to ``model`` in YAML and Python.
         default_model: the preset of a training that says nothing about its model.
-        named_by_word: whether ``thalweg train DATA`` does without ``--data``.
         takes: options of evaluating and predicting, beside ``k``, ``name`` and ``device``, that it has a use for.
         refusal: what to say of the others.
 
@@ -199,7 +198,6 @@ class Task(ABC):
     missing: ClassVar[str] = "no training data; give `--data`, or a config file that names them"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     default_model: ClassVar[str] = ""
-    named_by_word: ClassVar[bool] = False
     takes: ClassVar[frozenset[str]] = frozenset()
     refusal: ClassVar[str] = "does not go with such a run; leave it out"
 

@@ -39,7 +39,6 @@ class Classification(Task):
     missing = "no images; give a folder, a zip or `digits`, or a config file with `data: {path: ...}`"
     presets = IMAGE_PRESETS
     default_model = DEFAULT_PRESET
-    named_by_word = True
     takes = frozenset({"temperature"})
     refusal = "is for runs on strings; a run that classifies images has no use for it"
 

@@ -51,7 +51,6 @@ class DensityTask(Task):
     missing = "no numbers; give a CSV file or a .npy, or a config file with `data: {path: ...}`"
     presets = PRESETS
     default_model = "mixture"
-    named_by_word = True
     refusal = "is for runs on strings; a density has no use for it"
 
     def recognises(self, word: str) -> bool:
