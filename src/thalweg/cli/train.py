@@ -104,7 +104,7 @@ def train(
       thalweg train --task classify photos.zip --model convnet-residual epochs=60 mixup=0.2
     """
     asked, raw = _task(task, words or [], data, out, resume)
-    words, data = _places(words or [], data, asked)
+    words, data = _places(words or [], data, asked, named=task is not None or "task" in raw)
     path, overrides = split_words(words)
     options = {**asked.data_settings(data, dev), "training.device": device, "training.seed": seed}
     options["training.ensemble"] = ensemble
@@ -149,14 +149,17 @@ def _task(
     return told if name is None else task_named(name), raw
 
 
-def _places(words: Sequence[str], data: str | None, task: Task) -> tuple[list[str], str | None]:
-    """The words without the one that says where the data are, and where they are."""
+def _places(words: Sequence[str], data: str | None, task: Task, *, named: bool) -> tuple[list[str], str | None]:
+    """The words without the one that says where the data are, and where they are.
+
+    Where nobody ``named`` the task, data that are plainly of another one are told of.
+    """
     from thalweg.tasks.registry import list_tasks, task_named
 
     places = [word for word in words if "=" not in word and not _yaml(word)]
-    for word in places:
+    for word in () if named else places:
         for other in map(task_named, list_tasks()):
-            if other.recognises(word) and not task.recognises(word):
+            if other.recognises(word):
                 raise ConfigError(f"expected {task.items}, got `{word}`; for {other.items} add --task {other.name}")
     found = [*places, *([] if data is None else [data])]
     if len(found) > 1:
