@@ -262,8 +262,15 @@ def test_a_spoilt_digit_is_retrieved(at: View, tmp_path: Path, monkeypatch: pyte
     assert found == pytest.approx(energies, rel=1e-4, abs=1e-4)
     page.get_by_role("button", name="Step 0").click()
     page.get_by_text("Step 0 of").wait_for()
-    page.get_by_text("sparsemax").click()
+    page.get_by_label("Separation").fill("2")
     page.wait_for_function("location.hash.includes('separation=sparsemax')")
+    page.get_by_label("Separation").fill("1.3")
+    settled(page, ".memory")
+    [asked] = answered(page)
+    assert asked["asked"]["body"]["separation"] == 1.3
+    said = lines(page, tmp_path, monkeypatch)
+    found = json.loads(said.partition("energies ")[2].partition("\n")[0])
+    assert found == pytest.approx(asked["answered"]["energies"], rel=1e-4, abs=1e-4)
 
 
 def test_the_pad_is_drawn_on_by_keyboard_mouse_and_finger(visit: Callable[..., Any]) -> None:
