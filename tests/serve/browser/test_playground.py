@@ -101,7 +101,7 @@ def test_a_list_is_answered_line_by_line(at: View, served: Any) -> None:
     page.locator(".attention thead th", has_text="b").wait_for()
     settled(page)
     assert texts(page) == expected(served, "bad", search="beam", width=5)
-    assert page.locator(".lines .text").nth(1).inner_text() == expected(served, "fed", search="beam")[0]
+    page.locator(".lines .text").nth(1).get_by_text(expected(served, "fed", search="beam")[0], exact=True).wait_for()
     assert "at=2" in page.url
 
 
@@ -113,9 +113,13 @@ def test_a_sentence_has_a_beam_for_each_of_its_words(at: View) -> None:
     words.nth(3).click()
     page.get_by_role("region", name="Beam of english: two").wait_for()
     assert page.url.endswith("part=3")
-    page.get_by_label("Type a word").fill("42?")
+    page.get_by_text("Looked up in the dictionary").wait_for()
+    page.get_by_label("Type a word").fill("42 thalwegs?")
     page.get_by_role("region", name="Beam of english: forty").wait_for()
     assert "part" not in page.url
+    words.nth(2).click()  # which the model answers, and so has looked at
+    page.locator(".attention thead th").nth(7).wait_for()
+    assert page.locator(".attention thead th").all_inner_texts() == list("thalwegs")
     page.get_by_label("Type a word").fill("?!")  # nothing to say, and no beam of it
     page.get_by_text("No answer.").wait_for()
     page.locator(".tree").wait_for(state="detached")
@@ -220,6 +224,11 @@ def test_the_json_is_what_the_server_said(at: View, served: Any) -> None:
     assert [answer["text"] for answer in answers] == expected(served, "cafe", search="beam", width=5)
     page.keyboard.press("Escape")
     page.locator("dialog").wait_for(state="detached")
+
+
+def test_a_symbol_that_cannot_be_seen_is_named(at: View) -> None:
+    page = at(f"try?models=backwards&words={quote('be ad' + chr(0x200B) + 'x')}")
+    page.locator(".note", has_text="Never seen in training: ␣ U+200B x").wait_for()
 
 
 def forget_refusals(seen: Any) -> None:
@@ -370,8 +379,9 @@ def test_a_link_restores_a_view(at: View, place: str) -> None:
 
 def carried(page: Any) -> str:
     """The place that the copied link of a view names."""
+    page.evaluate("navigator.clipboard.writeText('nothing yet')")
     page.get_by_role("button", name="Copy link").click()
-    page.get_by_text("Link copied").wait_for()
+    page.wait_for_function("async () => (await navigator.clipboard.readText()).includes('#')")
     return page.evaluate("navigator.clipboard.readText()").partition("#")[2]
 
 
