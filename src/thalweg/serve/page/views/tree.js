@@ -87,7 +87,7 @@ export function Tree({ tree, name, direction, width: beam }) {
     <figcaption>
       Beam of ${beam} <small>beginnings that such a search keeps at each step, and the best of those it drops</small>
     </figcaption>
-    <div class="scroll" tabindex="0" role="region" aria-label=${`Beam of ${name}`}>
+    <div class="scroll" tabindex="0" role="region" aria-label=${`Beam of ${name}`} dir=${direction.target}>
       <svg
         width=${width}
         height=${height}

@@ -252,7 +252,9 @@ function Answers({ answer, before, usual, pick, part, change, model }) {
     ${
       !looked.weights &&
       looked.from === "dictionary" &&
-      html`<p class="note">Looked up in the dictionary: no model has looked at its letters.</p>`
+      html`<p class="note">
+        Looked up in the dictionary, so nothing looked at its letters; the beam is what the model by itself would say.
+      </p>`
     }
     ${!model.attention && html`<p class="note">This model has no attention to show.</p>`}
   </div>`;
