@@ -96,11 +96,14 @@ def test_wheels_have_the_extension_and_data_and_no_sources_in_c(source: Path, tm
     assert extensions(wheel) == [f"thalweg/_kernels{sysconfig.get_config_var('EXT_SUFFIX')}"]
     assert not answers(wheel, tmp_path / "site").stderr
     assert not [name for name in names if name.endswith((".cpp", ".h"))]
+    code, data = {".py", ".pyi", ".typed"}, {".yaml", ".json", ".jsonl", ".safetensors"}
+    page, licences = {".html", ".js", ".mjs", ".css", ".svg"}, {".LICENSE", ".txt"}
     tracked = {
         f"thalweg/{path.relative_to(ROOT / 'src' / 'thalweg')}"
         for path in (ROOT / "src" / "thalweg").rglob("*")
-        if path.suffix in {".py", ".pyi", ".yaml", ".json", ".html", ".js", ".css", ".typed"}
+        if path.suffix in code | data | page | licences and "csrc" not in path.parts
     }
+    assert {"thalweg/serve/page/vendor/preact.LICENSE", "thalweg/tasks/boxed/english/LICENCE.txt"} <= tracked
     assert tracked <= set(names)
 
 

@@ -16,6 +16,7 @@ import time
 import urllib.request
 import weakref
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -50,6 +51,45 @@ def test_client(start: Callable[..., Any], run: Path, tmp_path: Path) -> None:
         (tmp_path / "test.tsv").write_text("abc\tcba\nfed\tdef\n")
         said = list(client.evaluate(tmp_path / "test.tsv", k=1))
         assert [name for name, _ in said] == ["records", "progress", "scores", "done"]
+
+
+def resident(started: Any) -> int:
+    """Bytes of a service's memory."""
+    fields = Path(f"/proc/{started.process.pid}/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_under_load_all_are_answered_together(start: Callable[..., Any], run: Path) -> None:
+    """64 callers at a queue that has room for half of them: who is turned away comes back, and nobody waits in vain."""
+    started = start(run, "--queue", 32, "--batch", 16)
+    words = ["".join(letters) for letters in product("abcdef", repeat=2)]
+    expected = dict(zip(words, texts(direct(run, words, k=3)), strict=True))
+    wrong: list[Any] = []
+    answered: list[str] = []
+
+    def ask(caller: int) -> None:
+        with Client(started.address, timeout=PATIENCE, patience=PATIENCE) as client:
+            for n in range(5):
+                word = words[(caller + 7 * n) % len(words)]
+                (found,) = texts(client.predict(word, k=3))
+                answered.append(word)
+                if found != expected[word]:
+                    wrong.append((word, found))
+
+    before = resident(started) if sys.platform == "linux" else 0
+    asking = [threading.Thread(target=ask, args=(caller,)) for caller in range(64)]
+    for each in asking:
+        each.start()
+    for each in asking:
+        each.join(PATIENCE)
+    assert not wrong
+    assert len(answered) == 64 * 5
+    with urllib.request.urlopen(f"{started.address}/metrics", timeout=PATIENCE) as answer:
+        counted = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
+    assert float(counted['thalweg_requests_total{model="tiny"}']) == 64 * 5
+    assert float(counted['thalweg_batch_inputs_count{model="tiny"}']) < 64 * 5  # some were answered together
+    if sys.platform == "linux":
+        assert resident(started) - before < 128 * 2**20  # what torch takes for larger batches, once
 
 
 def test_the_end_answers_what_was_accepted(start: Callable[..., Any], run: Path) -> None:
@@ -288,10 +328,6 @@ def test_several_processes(start: Callable[..., Any], run: Path) -> None:
 def test_memory_is_flat_over_a_hundred_thousand_requests(start: Callable[..., Any], run: Path) -> None:
     started = start(run)
 
-    def resident() -> int:
-        fields = Path(f"/proc/{started.process.pid}/statm").read_text().split()
-        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
-
     def ask(count: int) -> None:
         with Client(started.address) as client:
             for n in range(count):
@@ -305,9 +341,9 @@ def test_memory_is_flat_over_a_hundred_thousand_requests(start: Callable[..., An
             each.join()
 
     all_ask(10_000)
-    before = resident()
+    before = resident(started)
     all_ask(100_000)
-    assert resident() - before < 16 * 2**20
+    assert resident(started) - before < 16 * 2**20
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -228,7 +229,7 @@ def test_memory(served: Any) -> None:
     digits = served.get("/v1/memory?count=10").json()
     assert digits["labels"] == list(range(10))
     spoilt = [value if n < 40 else 0.0 for n, value in enumerate(digits["patterns"][7])]
-    for separation in ("softmax", "sparsemax", "entmax15"):
+    for separation in ("softmax", 1, 1.3, "entmax15", "sparsemax"):
         found = served.post("/v1/memory", {"query": spoilt, "beta": 40, "separation": separation}).json()
         assert found["converged"]
         assert len(found["states"]) == len(found["energies"]) == len(found["weights"]) == found["steps"] + 1
@@ -313,6 +314,17 @@ def test_metrics_count_requests(make: Callable[..., Any], run: Path) -> None:
     assert 'thalweg_inputs_total{model="tiny"} 6.0' in text
     assert 'thalweg_batch_inputs_count{model="tiny"} 3.0' in text
     assert 'thalweg_waiting_inputs{model="tiny"} 0.0' in text
+
+
+def test_the_folder_of_a_recipe_stands_for_its_seeds(make: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    for seed in (10, 9):
+        shutil.copytree(run, tmp_path / "demo" / f"seed-{seed}")
+    (tmp_path / "demo" / "seed-of-doubt").mkdir()
+    demo = make(tmp_path / "demo").service.library
+    assert {name: Path(shelf.run).name for name, shelf in demo.ready.items()} == {"demo": "seed-9", "demo-2": "seed-10"}
+    assert list(make(tmp_path / "demo" / "seed-10").service.library.ready) == ["demo"]
+    shutil.copy(run / "config.yaml", tmp_path / "demo")  # a run of its own, which has yet to train
+    assert list(make(tmp_path / "demo").service.library.shelves) == ["demo"]
 
 
 def test_several_models_must_be_named(make: Callable[..., Any], run: Path, other_run: Path) -> None:

@@ -14,7 +14,10 @@ from thalweg.limits import PROCESSES
 def serve(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Run directories; one without a model yet is watched as it trains."),
+        typer.Argument(
+            metavar="RUN...",
+            help="Run directories, or a recipe's folder of them; one without a model yet is watched as it trains.",
+        ),
     ],
     host: Annotated[
         str, typer.Option(help="Address to listen on; another than this machine's needs --token.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from thalweg.tasks.registry import task_of_run
 from thalweg.tasks.serving import Servant
 
 logger = logging.getLogger("thalweg.serve")
+
+_SEED = re.compile(r"seed-\d+")  # a run of a recipe: its folder is named after the seed
 
 
 def set_aside() -> None:
@@ -35,16 +38,30 @@ def set_aside() -> None:
     gc.freeze()
 
 
-def names_of(runs: Sequence[str]) -> dict[str, str]:
-    """Names under which runs are served: the last part of each path, numbered where two would be the same.
+def runs_in(run: str) -> list[str]:
+    """A run itself; for the folder of a recipe, which holds a run for each seed, those runs.
 
-    >>> names_of(["runs/demo", "english", "old/demo"])
-    {'demo': 'runs/demo', 'english': 'english', 'demo-2': 'old/demo'}
+    >>> runs_in("runs/names")
+    ['runs/names']
+    """
+    folder = Path(run)
+    if boxed(run) is not None or any((folder / name).exists() for name in (MODEL, "config.yaml", "log.jsonl")):
+        return [run]
+    seeds = [each for each in folder.glob("seed-*") if each.is_dir() and _SEED.fullmatch(each.name)]
+    return [str(each) for each in sorted(seeds, key=lambda each: int(each.name[5:]))] or [run]
+
+
+def names_of(runs: Sequence[str]) -> dict[str, str]:
+    """Names under which runs are served: the last part of each path that is no seed, numbered where two are the same.
+
+    >>> names_of(["runs/demo/seed-0", "english", "old/demo"])
+    {'demo': 'runs/demo/seed-0', 'english': 'english', 'demo-2': 'old/demo'}
     """
     found: dict[str, str] = {}
-    for run in runs:
+    for run in (each for given in runs for each in runs_in(given)):
         path = Path(os.path.abspath(run))
-        stem = (path.parent if path.is_file() else path).name or "run"
+        path = path.parent if path.is_file() else path
+        stem = (path.parent if _SEED.fullmatch(path.name) else path).name or "run"
         name, number = stem, 1
         while name in found:
             number += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from thalweg.serve.refusals import RefusedError, of_validation
 
@@ -147,8 +147,18 @@ class Memory(_Request):
         min_length=64, max_length=64, description="8 x 8 pixels from 0 to 16, row by row."
     )
     beta: float = Field(default=20.0, ge=1e-6, le=1e4)
-    separation: Literal["softmax", "sparsemax", "entmax15"] = "softmax"
+    separation: Literal["softmax", "sparsemax", "entmax15"] | Annotated[float, Field(ge=1, le=2)] = Field(
+        default="softmax", description="How likeness becomes weight; a number is alpha: 1 is softmax, 2 is sparsemax."
+    )
     steps: int = Field(default=12, ge=0, le=100)
+
+    @field_validator("separation", mode="wrap")
+    @classmethod
+    def _in_one_line(cls, given: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return check(given)
+        except ValidationError:  # which would tell of the names alone
+            raise ValueError("must be softmax, entmax15, sparsemax or a number from 1 to 2") from None
 
 
 Row = Annotated[list[Annotated[float, Field(ge=-1e6, le=1e6)]], Field(min_length=1, max_length=30)]

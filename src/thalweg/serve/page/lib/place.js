@@ -14,6 +14,18 @@ export function addressOf(tab, words) {
   return `#${tab}${String(query) && `?${query}`}`;
 }
 
+// Safari takes a hundred addresses in ten seconds, as many as a slider can make, and throws at the next: that one is
+// written a moment later.
+let late = 0;
+function write(address) {
+  clearTimeout(late);
+  try {
+    history.replaceState(null, "", address);
+  } catch {
+    late = setTimeout(write, 1000, address);
+  }
+}
+
 // The tab, its words, how to go to a tab, and how to change some words (null takes one away).
 export function usePlace(tabs) {
   const here = () => {
@@ -22,7 +34,10 @@ export function usePlace(tabs) {
   };
   const [place, setPlace] = useState(here);
   useEffect(() => {
-    const follow = () => setPlace(here());
+    const follow = () => {
+      clearTimeout(late);
+      setPlace(here());
+    };
     addEventListener("hashchange", follow);
     addEventListener("popstate", follow);
     return () => {
@@ -33,6 +48,7 @@ export function usePlace(tabs) {
   kept[place.tab] = place.words;
   const go = (tab) => {
     const words = kept[tab] || {};
+    clearTimeout(late);
     history.pushState(null, "", addressOf(tab, words));
     setPlace({ tab, words });
   };
@@ -40,7 +56,7 @@ export function usePlace(tabs) {
     const words = { ...kept[place.tab], ...some };
     for (const name of Object.keys(words)) if (words[name] == null) delete words[name];
     kept[place.tab] = words;
-    history.replaceState(null, "", addressOf(place.tab, words));
+    write(addressOf(place.tab, words));
     setPlace({ tab: place.tab, words });
   };
   return { ...place, go, change };

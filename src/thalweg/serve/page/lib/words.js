@@ -23,6 +23,13 @@ export function directionOf(text, fallback = "ltr") {
     : "ltr";
 }
 
+// A symbol as it is drawn: one that cannot be seen gets a name.
+export function visible(symbol) {
+  if (symbol === " ") return "␣";
+  if (!/^[\p{Z}\p{C}]$/u.test(symbol)) return symbol;
+  return `U+${symbol.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+}
+
 export const duration = (seconds) =>
   seconds < 90 ? count(Math.round(seconds), "second") : `${number(seconds / 60, 2)} minutes`;
 

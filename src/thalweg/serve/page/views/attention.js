@@ -1,11 +1,8 @@
 // Where the model looked while it wrote each symbol: a heat map whose rows and columns are letters.
 import { html, useRef, useState } from "../lib/html.js";
-import { clamp, percent } from "../lib/words.js";
+import { clamp, percent, visible } from "../lib/words.js";
 
 const END = "end";
-
-// Symbols as they are drawn: what cannot be seen gets a name.
-const shown = (symbol) => (symbol === " " ? "␣" : symbol);
 
 // `weights[r][c]`: of answer symbol r on source symbol c.
 export function Attention({ weights, source, answer, direction }) {
@@ -52,7 +49,7 @@ export function Attention({ weights, source, answer, direction }) {
                   style=${{ "--weight": strength(c) }}
                   ...${over(-1, c)}
                 >
-                  ${shown(letter)}
+                  ${visible(letter)}
                 </th>`,
             )}
           </tr>
@@ -67,7 +64,7 @@ export function Attention({ weights, source, answer, direction }) {
                   class=${`${spot?.r === r ? "lit" : ""} ${symbol === END && r >= answer.length ? "end" : ""}`}
                   ...${over(r, -1)}
                 >
-                  ${shown(symbol)}
+                  ${visible(symbol)}
                 </th>
                 ${source.map(
                   (letter, c) =>

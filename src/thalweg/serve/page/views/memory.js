@@ -2,26 +2,36 @@
 import { useAnswer } from "../lib/api.js";
 import { html, useEffect, useState } from "../lib/html.js";
 import { INK, Pad, Picture, fromText, toText } from "../lib/pad.js";
-import { Bar, Choice, Hint, Problem, Share, Slider } from "../lib/parts.js";
+import { Bar, Hint, Problem, Share, Slider } from "../lib/parts.js";
 import { Plot } from "../lib/plot.js";
 import { clamp, number, percent, python } from "../lib/words.js";
 
 const SIDE = 8;
-const SEPARATIONS = [
-  { value: "softmax", label: "softmax", about: "Every stored pattern keeps some weight." },
-  { value: "entmax15", label: "entmax 1.5", about: "Between the two: weights fall to zero sooner than with softmax." },
-  { value: "sparsemax", label: "sparsemax", about: "Patterns that are far away get weight zero." },
-];
+// Entmax of alpha: 1 and 2 are its ends, and with 1.5 it has a name of its own.
+const NAMED = { softmax: 1, entmax15: 1.5, sparsemax: 2 };
 const BETA = 7;
 const STEPS = 50;
 const FILM = 16; // steps that are shown side by side
 const WEIGHTS = 10; // stored digits whose weights are shown, the heaviest
+const alphaOf = (word) => NAMED[word] ?? clamp(Number(word) || 1, 1, 2);
+const separationOf = (alpha) => Object.keys(NAMED).find((name) => NAMED[name] === alpha) ?? alpha;
 const inPixels = (pattern) => pattern.map((value) => clamp(Math.round(value), 0, INK));
 
 // Spoilt pixels: noise of a size, or the lower half gone. Chance enters here alone: the address holds the result.
 const noisy = (pixels) =>
   pixels.map((value) => clamp(Math.round(value + (Math.random() + Math.random() - 1) * INK), 0, INK));
 const halved = (pixels) => pixels.map((value, n) => (n < pixels.length / 2 ? value : 0));
+
+function said(alpha) {
+  const named = { 1: "softmax", 2: "sparsemax" };
+  return named[alpha] ?? `entmax ${alpha}`;
+}
+
+function effect(alpha) {
+  if (alpha === 1) return "Every stored pattern keeps some weight.";
+  if (alpha === 2) return "Patterns that are far away get weight zero.";
+  return "Between softmax and sparsemax: the further to the right, the sooner a weight falls to zero.";
+}
 
 export function Memory({ words, change }) {
   const count = clamp(Math.trunc(Number(words.count)) || 10, 10, 100);
@@ -33,7 +43,8 @@ export function Memory({ words, change }) {
 function Stored({ stored, count, words, change }) {
   const pixels = fromText(words.pixels, SIDE * SIDE) || halved(inPixels(stored.patterns[3]));
   const beta = clamp(Number(words.beta) || BETA, 1, 100);
-  const separation = SEPARATIONS.some((each) => each.value === words.separation) ? words.separation : "softmax";
+  const alpha = alphaOf(words.separation);
+  const separation = separationOf(alpha);
   const set = (next) => change({ pixels: toText(next), step: null });
   const body = { patterns: "digits", count, query: pixels, beta, separation, steps: STEPS };
   const found = useAnswer({ path: "v1/memory", body }, 60);
@@ -82,13 +93,17 @@ function Stored({ stored, count, words, change }) {
           text=${number(beta, 2)}
           onChange=${(power) => change({ beta: +(10 ** power).toPrecision(2), step: null })}
         />
-        <${Choice}
+        <${Slider}
           label="Separation, how likeness becomes weight"
-          value=${separation}
-          options=${SEPARATIONS}
-          onChange=${(next) => change({ separation: next, step: null })}
+          value=${alpha}
+          min=${1}
+          max=${2}
+          step=${0.05}
+          text=${said(alpha)}
+          about="Alpha of entmax, from softmax to sparsemax"
+          onChange=${(next) => change({ separation: separationOf(next), step: null })}
         />
-        <p class="note">${SEPARATIONS.find((each) => each.value === separation).about}</p>
+        <p class="note">${effect(alpha)}</p>
         <${Share}
           name="memory"
           json=${found.data && (() => [{ asked: found.asked, answered: found.data }])}

@@ -1,7 +1,7 @@
 // What a beam looked at: each column is a step, each node a symbol after its beginning. What was dropped is grey.
 import { html, useEffect, useMemo, useState } from "../lib/html.js";
 import { Slider } from "../lib/parts.js";
-import { percent } from "../lib/words.js";
+import { percent, visible } from "../lib/words.js";
 
 const COLUMN = 58;
 const ROW = 31;
@@ -80,14 +80,14 @@ export function Tree({ tree, name, direction, width: beam }) {
   const y = (node) => 20 + drawn.row.get(node.id) * ROW;
   const kind = (node) =>
     `${node.fate} ${best.has(node.id) ? "best" : ""} ${differs && path.has(node.id) ? "exact" : ""}`;
-  const letter = (node) => (node.symbol === drawn.end ? "⏎" : node.symbol === " " ? "␣" : node.symbol);
+  const letter = (node) => (node.symbol === drawn.end ? "⏎" : visible(node.symbol));
   const seen = drawn.nodes.filter((node) => node.step <= step);
   const order = seen.sort((a, b) => weight(a, best) - weight(b, best)); // what matters is drawn last
   return html`<figure class="tree">
     <figcaption>
       Beam of ${beam} <small>beginnings that such a search keeps at each step, and the best of those it drops</small>
     </figcaption>
-    <div class="scroll" tabindex="0" role="region" aria-label=${`Beam of ${name}`}>
+    <div class="scroll" tabindex="0" role="region" aria-label=${`Beam of ${name}`} dir=${direction.target}>
       <svg
         width=${width}
         height=${height}

@@ -2,7 +2,7 @@
 import { useAnswer } from "../lib/api.js";
 import { html, useEffect, useId, useMemo, useRef } from "../lib/html.js";
 import { Bar, Empty, Problem, Share } from "../lib/parts.js";
-import { count, directionOf, percent, python } from "../lib/words.js";
+import { count, directionOf, percent, python, visible } from "../lib/words.js";
 import { Attention } from "./attention.js";
 import { SearchControls, asked, readSearch, said, searchInPython } from "./search.js";
 import { Tree } from "./tree.js";
@@ -214,12 +214,13 @@ function Answers({ answer, before, usual, pick, part, change, model }) {
   const old = before?.data?.records?.[0]?.answers;
   const symbols = answer.data.symbols?.[0];
   const chosen = rows[at];
+  const looked = record.words?.length > 1 ? lookOfWord(record.words, part) : lookOf(chosen, symbols);
   const most = Math.max(...rows.map((row) => row.probability)); // bars compare the answers with one another
   return html`<div class=${answer.waiting ? "stale" : ""} aria-busy=${answer.waiting ? "true" : "false"}>
     ${
       record.unknown?.length > 0 &&
       html`<p class="note">
-        Never seen in training: ${record.unknown.map((each) => html`<bdi key=${each}>${each}</bdi> `)}
+        Never seen in training: ${record.unknown.map((each) => html`<bdi key=${each}>${visible(each)}</bdi> `)}
       </p>`
     }
     <ol class="answers choose" aria-label="Answers">
@@ -245,17 +246,33 @@ function Answers({ answer, before, usual, pick, part, change, model }) {
     ${record.words?.length > 1 && html`<${Said} words=${record.words} part=${part} change=${change} />`}
     <${Change} rows=${rows} old=${old} usual=${usual} />
     ${
-      chosen?.attention &&
-      symbols &&
-      html`<${Attention}
-        weights=${chosen.attention}
-        source=${symbols.source}
-        answer=${symbols.answers[chosen.place]}
-        direction=${directions(model, record.source, chosen.text)}
-      />`
+      looked.weights &&
+      html`<${Attention} ...${looked} direction=${directions(model, record.source, chosen?.text)} />`
+    }
+    ${
+      !looked.weights &&
+      looked.from === "dictionary" &&
+      html`<p class="note">
+        Looked up in the dictionary, so nothing looked at its letters; the beam is what the model by itself would say.
+      </p>`
     }
     ${!model.attention && html`<p class="note">This model has no attention to show.</p>`}
   </div>`;
+}
+
+// Where the model looked for an answer, or for the first answer to the chosen word of a sentence.
+const lookOf = (answer, symbols) => ({
+  from: answer?.from,
+  weights: symbols && answer?.attention,
+  source: symbols?.source,
+  answer: symbols?.answers[answer?.place],
+});
+
+function lookOfWord(words, part) {
+  const { word, answers } = words[Math.min(part, words.length - 1)];
+  const [source, answer] = [[...word], answers[0]?.text.split(" ")];
+  const fits = answers[0]?.attention?.[0]?.length === source.length;
+  return { from: answers[0]?.from, weights: fits && answers[0].attention, source, answer };
 }
 
 // The words of a sentence, with the first answer of each and where that is from; the beam drawn is of the one chosen.
