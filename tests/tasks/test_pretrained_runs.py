@@ -66,6 +66,11 @@ def test_a_checkpoint_is_trained_saved_and_used_there_and_here(home, tmp_path, n
     source = PAIRS[3][0]
     answer = next(run.predict([source], k=2)).answers[0]
     assert answer.text == run.target.decode(run.target.alphabet.encode(answer.symbols))
+    assert (
+        evaluate(tmp_path / "run", str(home / "dev.tsv"), device="cpu")
+        .said()
+        .endswith(", converted to our Transformer")
+    )
     # What we save, transformers loads: the same numbers of the same text, and the same logits.
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(str(tmp_path / "run" / "pretrained")).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "run" / "pretrained"))
