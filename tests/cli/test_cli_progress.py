@@ -38,6 +38,7 @@ def test_log_has_one_plain_line_per_epoch(capsys: pytest.CaptureFixture[str]) ->
             {"event": "step", "epoch": 2, "batch": 1, "batches": 4},
             EPOCH,
             {"event": "new"},
+            {**START, "lines": [], "frozen": 9000, "resumed": False},
         ):
             display(event)
     shown = capsys.readouterr()
@@ -48,6 +49,7 @@ def test_log_has_one_plain_line_per_epoch(capsys: pytest.CaptureFixture[str]) ->
         "model   1,234 parameters on cpu, resumed",
         "epoch  2/10  loss 1.5000  dev loss 1.2500  PER 0.5000  BLEU 12.35  2,100 pairs/s"
         "  0:30 so far  2:00 left  best",
+        "model   1,234 + 9,000 frozen parameters on cpu",
     ]
     assert display.names
 

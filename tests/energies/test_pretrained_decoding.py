@@ -26,6 +26,7 @@ from thalweg.inference import (
 )
 from thalweg.inference.search.beam import search as beam
 from thalweg.inference.search.compiled import compiled_search
+from thalweg.layers.low_precision import reduce_precision
 from thalweg.layers.padded import Padded
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -142,6 +143,7 @@ def test_what_cannot_be_converted_says_why() -> None:
     assert decoder_of(build("roberta2bert")).path.startswith(own + "`model_type` of the encoder must be bert")
     assert decoder_of(build("bert2bert-projected")).path.startswith(own + "`hidden_size` must be alike")
     assert "bfloat16" in decoder_of(copy.deepcopy(build("t5")).bfloat16()).path
+    assert "fewer bits" in decoder_of(reduce_precision(build("t5"), "int8")).path
 
 
 @pytest.mark.parametrize("variant", CONVERTED)

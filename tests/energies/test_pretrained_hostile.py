@@ -260,3 +260,4 @@ def test_tasks_may_be_left_out_and_say_more_than_beams():
     assert (found.search()["min_length"], found.no_repeat, found.prefix) == (6, 2, "x: ")
     none = TaskParameters.read(config, {"num_beams": 3}, "none")
     assert (none.name, none.search()["width"], none.no_repeat, none.prefix) == ("", 3, 0, "")
+    assert none.lines() == ["task    generation config: num_beams 3"], "who says none is not asked again"

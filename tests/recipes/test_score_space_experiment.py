@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from thalweg.data.images.digits import load_digit_images
 from thalweg.errors import ConfigError
 from thalweg.recipes import load_recipe, run_recipe
-from thalweg.recipes.experiments.findings import load_digit_images
 from thalweg.recipes.experiments.score_space import (
     METHODS,
     Scaled,

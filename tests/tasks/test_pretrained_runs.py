@@ -11,6 +11,7 @@ import torch
 
 from contracts.checkpoints import ARCHITECTURES, PAIRS, transformers, write_bert, write_checkpoint, write_pairs
 from thalweg.data import load_dataset, pad
+from thalweg.energies.pretrained.config import PretrainedConfig
 from thalweg.errors import CheckpointError, ConfigError, DataError
 from thalweg.learning.checkpoint import load_checkpoint
 from thalweg.tasks.config import as_settings
@@ -65,6 +66,11 @@ def test_a_checkpoint_is_trained_saved_and_used_there_and_here(home, tmp_path, n
     source = PAIRS[3][0]
     answer = next(run.predict([source], k=2)).answers[0]
     assert answer.text == run.target.decode(run.target.alphabet.encode(answer.symbols))
+    assert (
+        evaluate(tmp_path / "run", str(home / "dev.tsv"), device="cpu")
+        .said()
+        .endswith(", converted to our Transformer")
+    )
     # What we save, transformers loads: the same numbers of the same text, and the same logits.
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(str(tmp_path / "run" / "pretrained")).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "run" / "pretrained"))
@@ -136,7 +142,10 @@ def test_adapters_and_depth(home, tmp_path):
     pytest.importorskip("peft")
     model = {"checkpoint": str(home / "bart"), "lora": 2, "lora_dropout": 0.1}
     train(settings(home, model, layer_decay=0.9), tmp_path / "run")
+    start = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[0])
     run = load(tmp_path / "run", device="cpu")
+    assert start["parameters"] == sum(p.numel() for name, p in run.model.named_parameters() if "lora" in name)
+    assert start["parameters"] + start["frozen"] == sum(p.numel() for p in run.model.parameters())
     assert any("lora_A" in name for name, _ in run.model.named_parameters())
     merged = transformers.AutoModelForSeq2SeqLM.from_pretrained(str(tmp_path / "run" / "pretrained"))
     assert not any("lora" in name for name, _ in merged.named_parameters())
@@ -238,11 +247,16 @@ def test_tokenizers_of_other_models_are_refused(home, tmp_path):
         train(settings(home, {"checkpoint": str(home / "t5"), "tokenizer": str(home / "bart")}), tmp_path / "run")
     with pytest.raises(CheckpointError, match="expected the model's own tokenizer, with"):
         train(settings(home, {"checkpoint": str(home / "byt5"), "tokenizer": str(home / "mbart")}), tmp_path / "run")
-    bare = shutil.copytree(home / "t5", tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
-    with pytest.raises(CheckpointError) as error:
-        train(settings(home, {"checkpoint": str(bare)}), tmp_path / "run")
-    assert "tokenizer" in str(error.value)
-    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["t5", "mt5", "byt5", "bart", "mbart", "bert2bert"])
+def test_a_folder_without_a_tokenizer_is_refused(home, tmp_path, name):
+    """Transformers makes an empty one, which reads every text as unknown."""
+    bare = shutil.copytree(home / name, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*", "added_tok*"))
+    with pytest.raises(CheckpointError, match=r"expected a tokenizer, got one without .* model.tokenizer$"):
+        open_checkpoint(PretrainedConfig(checkpoint=str(bare)))
+    sides = open_checkpoint(PretrainedConfig(checkpoint=str(bare), tokenizer=str(home / name)))
+    assert len(set(sides.source.encode("the cat sees"))) > 3
 
 
 def test_languages_are_told(home, tmp_path):

@@ -111,7 +111,8 @@ class Display:
         for line in event.get("lines", ()):
             self._line(line)
         resumed = ", resumed" if event.get("resumed") else ""
-        self._line(f"model   {event['parameters']:,} parameters on {event['device']}{resumed}")
+        frozen = f" + {event['frozen']:,} frozen" if "frozen" in event else ""
+        self._line(f"model   {event['parameters']:,}{frozen} parameters on {event['device']}{resumed}")
 
     def _epoch(self, event: dict[str, Any]) -> None:
         epoch = event["epoch"]

@@ -119,13 +119,13 @@ def _settings(words: list[str], out: Path | None, resume: bool) -> tuple[dict[st
 
 
 def _finish(plan: SweepPlan, result: SweepResult) -> None:
+    from thalweg.sweeps.store import ranked
+
     quoted = shlex.quote(str(result.directory))
     if result.reason == "interrupted":
         note(f"stopped; go on with:\n  thalweg sweep --resume --out {quoted}")
         raise typer.Exit(130)
-    done = [trial for trial in result.trials if trial.state == "complete"]
-    done.sort(key=lambda trial: (-trial.value if plan.higher else trial.value, trial.number))
-    rows = [_cells(trial, plan, None) for trial in done[:LAST]]
+    rows = [_cells(trial, plan, None) for trial in ranked(result.trials, higher=plan.higher)[:LAST]]
     for row in rows:
         row.pop("state")
     show_table(rows, right=("trial", plan.metric))
@@ -256,13 +256,14 @@ class SweepDisplay:
 
     def _render(self) -> Table:
         """What runs, then the best; as many rows as the terminal has."""
+        from thalweg.sweeps.store import ranked
+
         table = Table(box=box.SIMPLE_HEAD, show_edge=False)
         if self._plan is None or not self._trials:
             return table
-        plan, sign = self._plan, -1 if self._plan.higher else 1
+        plan = self._plan
         trials = list(self._trials.values())  # drawn by another thread than the one that adds to them
-        done = [trial for trial in trials if trial.state == "complete"]
-        done.sort(key=lambda trial: (sign * trial.value, trial.number))
+        done = ranked(trials, higher=plan.higher)
         running = [trial for trial in trials if trial.state == "running"]
         ended = [trial for trial in trials if trial.state in ("pruned", "failed")]
         room = max(3, self._console.height - 6)

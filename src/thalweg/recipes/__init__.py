@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import ConfigError
-from thalweg.files import write_atomically
+from thalweg.files import write_text
 from thalweg.learning.checkpoint import load_checkpoint
 from thalweg.limits import check_choice
 from thalweg.metrics import Score
@@ -163,7 +163,7 @@ def run_recipe(
     report = write_report(directories[0])
     scores = [{key: score.value for key, score in run.items()} for run in found]
     record = {"recipe": recipe.name, "published": recipe.published, "seeds": list(chosen), "scores": scores}
-    write_atomically(out / f"results-{recipe.name}.json", (json.dumps(record, indent=2) + "\n").encode())
+    write_text(out / f"results-{recipe.name}.json", json.dumps(record, indent=2) + "\n")
     return RecipeResult(out, report, table, _examples(recipe, directories[0]))
 
 

@@ -68,6 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.service = service
     handle_errors(app)
+    _add_facts(app, service)
     _add_models(app, service)
     _add_playground(app)
     streaming.add_routes(app, service)
@@ -76,7 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def _add_models(app: FastAPI, service: Service) -> None:
+def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/health", tags=["service"])
     async def health() -> dict[str, Any]:
         """Whether it is well, and which models are ready."""
@@ -96,6 +97,8 @@ def _add_models(app: FastAPI, service: Service) -> None:
         found = [{**each.facts, "limits": bound} for each, bound in zip(ready, bounds, strict=True)]
         return JSONBytes({"models": found})
 
+
+def _add_models(app: FastAPI, service: Service) -> None:
     @app.post("/v1/predict", tags=["models"], openapi_extra=schema_of(Predict))
     async def predict(request: Request) -> Response:
         """Answers, best first, with probabilities: the records of `thalweg predict --format jsonl`."""

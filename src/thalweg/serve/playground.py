@@ -20,7 +20,7 @@ _REST = 1e-5
 @cache
 def _digits() -> tuple[Tensor, list[int]]:
     """Digits as pixels from 0 to 16, ``(N, 64)``, in the order 0, 1, ... 9, 0, 1, ..., and what each shows."""
-    from thalweg.recipes.experiments.findings import load_digit_images
+    from thalweg.data.images.digits import load_digit_images
 
     images, labels = load_digit_images()
     each = [[n for n, label in enumerate(labels) if label == digit][:20] for digit in range(10)]

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -131,6 +131,16 @@ def _recorded(method: Callable[Concatenate[Store, P], R]) -> Callable[Concatenat
             return method(self, *args, **kwargs)
 
     return wrapped
+
+
+def ranked(trials: Iterable[Trial], *, higher: bool) -> list[Trial]:
+    """The complete trials, the best first; of equals the earlier first.
+
+    >>> [trial.number for trial in ranked([Trial(0, {}), Trial(1, {}, "complete", {0: {"value": 0.5}})], higher=True)]
+    [1]
+    """
+    done = [trial for trial in trials if trial.state == "complete"]
+    return sorted(done, key=lambda trial: (-trial.value if higher else trial.value, trial.number))
 
 
 class Store:
@@ -279,9 +289,7 @@ class Store:
 
     def best(self) -> Trial | None:
         """The complete setting with the best mean; of equals the first."""
-        done = [trial for trial in self.trials if trial.state == "complete"]
-        sign = -1 if self.higher else 1
-        return min(done, key=lambda trial: (sign * trial.value, trial.number), default=None)
+        return next(iter(ranked(self.trials, higher=self.higher)), None)
 
     def importances(self) -> dict[str, float]:
         """Share of the metric's variance that each key explains (functional ANOVA on a forest of the complete

@@ -13,7 +13,7 @@ from thalweg.errors import ConfigError, DataError
 from thalweg.files import write_text
 from thalweg.learning.checkpoint import MODEL, load_checkpoint
 from thalweg.metrics import Difference, compare_tallies
-from thalweg.tasks.base import Evaluation, Measured, Table, signatures
+from thalweg.tasks.base import Evaluation, Measured, Table, Task, signatures
 from thalweg.tasks.boxed.models import folder_of
 from thalweg.tasks.registry import task_of_run
 
@@ -169,11 +169,11 @@ def compare(runs: Sequence[str | Path], data: str | None = None, **options: Any)
     """
     if isinstance(runs, (str, Path)):
         runs = [runs]
-    _check_runs(runs)
+    tasks = _tasks_of(runs)
     if data == "-":
         raise ConfigError("standard input can be read once, and every run reads the data; write them to a file")
-    evaluations = [task_of_run(run).evaluate(run, data, **options) for run in runs]
-    measured = _same_items(runs, evaluations)
+    evaluations = [task.evaluate(run, data, **options) for task, run in zip(tasks, runs, strict=True)]
+    measured = _same_items(runs, evaluations, tasks[0].name)
     keys, left_out = _comparable(runs, measured)
     found = compare_tallies(
         measured[0].tally, [each.tally for each in measured[1:]], keys, resamples=RESAMPLES, level=LEVEL
@@ -191,8 +191,8 @@ def compare(runs: Sequence[str | Path], data: str | None = None, **options: Any)
     return result
 
 
-def _check_runs(runs: Sequence[str | Path]) -> None:
-    """All that can be wrong before anything is measured."""
+def _tasks_of(runs: Sequence[str | Path]) -> list[Task]:
+    """The task of each run, which must be one; all that can be wrong before anything is measured."""
     if len(runs) < 2:
         raise ConfigError(f"a comparison needs two runs or more, got {len(runs)}; name another: RUN RUN test.tsv")
     places: dict[Path, str | Path] = {}
@@ -204,23 +204,21 @@ def _check_runs(runs: Sequence[str | Path]) -> None:
         if place in places:
             raise ConfigError(f"{run}: expected each run once, got it twice ({places[place]}); leave one out")
         places[place] = run
-    names = [task_of_run(run).name for run in runs]
-    for run, name in zip(runs, names, strict=True):
-        if name != names[0]:
+    tasks = [task_of_run(run) for run in runs]
+    for run, task in zip(runs, tasks, strict=True):
+        if task.name != tasks[0].name:
             raise ConfigError(
-                f"{run}: expected a run of the task {names[0]} as {runs[0]} is, got one of {name}; "
+                f"{run}: expected a run of the task {tasks[0].name} as {runs[0]} is, got one of {task.name}; "
                 "compare runs of one task"
             )
+    return tasks
 
 
-def _same_items(runs: Sequence[str | Path], evaluations: Sequence[Evaluation]) -> list[Measured]:
+def _same_items(runs: Sequence[str | Path], evaluations: Sequence[Evaluation], task: str) -> list[Measured]:
     """What was measured of each run, which must be the same items in the same order."""
-    measured = [each.measured for each in evaluations]
-    whole = [each for each in measured if each is not None]
-    if len(whole) < len(measured):
-        raise ConfigError(
-            f"runs of the task {task_of_run(runs[0]).name} cannot be compared item by item; measure each alone"
-        )
+    whole = [each.measured for each in evaluations if each.measured is not None]
+    if len(whole) < len(runs):
+        raise ConfigError(f"runs of the task {task} cannot be compared item by item; measure each alone")
     first = whole[0]
     for run, other in zip(runs[1:], whole[1:], strict=True):
         if len(other.sources) != len(first.sources):

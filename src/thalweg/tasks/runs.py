@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import thalweg
 from thalweg.errors import CheckpointError, ConfigError
-from thalweg.files import append, making_sense, write_atomically, writing
+from thalweg.files import append, making_sense, write_atomically, write_text, writing
 from thalweg.learning.checkpoint import LAST, MODEL, Checkpoint, load_checkpoint, save_checkpoint
 from thalweg.learning.progress import Progress
 from thalweg.learning.settings import TrainingConfig
@@ -149,7 +149,7 @@ class RunLog:
             "version": thalweg.__version__,
             "torch": torch.__version__,
             "device": str(trainer.device),
-            "parameters": sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad),
+            **_sizes(trainer.raw),
             **facts,
             "epochs": trainer.config.epochs,
             "resumed": resume,
@@ -169,7 +169,7 @@ class RunLog:
         self.open(to_yaml(config), meta, resume=False)
         lines = [*told.pop("lines", ()), "frozen  nothing is trained: the model is used as it comes"]
         start = {"event": "start", "version": thalweg.__version__, "torch": torch.__version__, "device": "cpu"}
-        start |= {"parameters": 0, **facts, "epochs": 0, "resumed": False}
+        start |= {**_sizes(model), **facts, "epochs": 0, "resumed": False}
         end = {"event": "end", "reason": "frozen", "best_epoch": 0, "best": {}, "seconds": 0.0}
         progress = vars(Progress(finished="frozen"))
         save_checkpoint(out / LAST, Checkpoint({}, {**meta, "progress": progress}))
@@ -201,7 +201,7 @@ class RunLog:
                 self.path.unlink(missing_ok=True)
             for stray in out.glob(".*.tmp"):
                 stray.unlink()  # a kill in the middle of a write leaves one
-        write_atomically(out / "config.yaml", config.encode())
+        write_text(out / "config.yaml", config)
         return last
 
     def _cut(self, last: Checkpoint) -> None:
@@ -216,6 +216,14 @@ class RunLog:
             if isinstance(event, dict) and not _undone(event, epoch, step):
                 kept.append(line)
         write_atomically(self.path, b"".join(line + b"\n" for line in kept))
+
+
+def _sizes(model: nn.Module) -> dict[str, int]:
+    """How many parameters are trained, and where some are not, how many these are."""
+    counts = {True: 0, False: 0}
+    for parameter in model.parameters():
+        counts[parameter.requires_grad] += parameter.numel()
+    return {"parameters": counts[True]} | ({"frozen": counts[False]} if counts[False] else {})
 
 
 def _undone(event: dict[str, Any], epoch: int, step: int) -> bool:

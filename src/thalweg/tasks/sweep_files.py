@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thalweg.files import write_atomically
+from thalweg.files import write_text
 from thalweg.sweeps.loop import run_key
 from thalweg.sweeps.store import Store, Trial
 
@@ -33,7 +33,7 @@ class Book:
         """Take in one event."""
         if event["event"] == "run" and "trace" in event["of"]:
             place = self.out / "trials" / run_key(event["trial"], event["seed"])
-            write_atomically(place / "error.txt", str(event["of"]["trace"]).encode())
+            write_text(place / "error.txt", str(event["of"]["trace"]))
         if event["event"] == "trial" and event["trial"].state != "running":
             self.write()
         self.pass_on(event)
@@ -42,18 +42,18 @@ class Book:
         """``best.yaml``, ``trials.tsv`` and ``sweep.json`` as things stand."""
         best = self.store.best()
         if best is not None:
-            write_atomically(self.out / "best.yaml", best_yaml(self.plan, best).encode())
+            write_text(self.out / "best.yaml", best_yaml(self.plan, best))
         rows = [_row(self.plan, trial) for trial in self.store.trials]
         if rows:
             lines = ["\t".join(rows[0]), *("\t".join(row.values()) for row in rows)]
-            write_atomically(self.out / "trials.tsv", "".join(f"{line}\n" for line in lines).encode())
+            write_text(self.out / "trials.tsv", "".join(f"{line}\n" for line in lines))
         record = {
             "metric": self.plan.metric,
             "higher_is_better": self.plan.higher,
             "best": None if best is None else best.number,
             "trials": [dataclasses.asdict(trial) | _scores(trial) for trial in self.store.trials],
         }
-        write_atomically(self.out / "sweep.json", (json.dumps(record, ensure_ascii=False, indent=1) + "\n").encode())
+        write_text(self.out / "sweep.json", json.dumps(record, ensure_ascii=False, indent=1) + "\n")
 
 
 def best_yaml(plan: SweepPlan, trial: Trial) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from thalweg.errors import CheckpointError, ConfigError
-from thalweg.files import write_atomically
+from thalweg.files import write_text
 from thalweg.learning.checkpoint import load_checkpoint
 from thalweg.sweeps.local import LocalEngine
 from thalweg.sweeps.loop import Sweep, run_key
@@ -276,7 +276,7 @@ def _write_plan(plan: SweepPlan, out: Path) -> None:
     import yaml
 
     text = yaml.safe_dump({**plan.base, "sweep": as_settings(plan.config)}, sort_keys=False, allow_unicode=True)
-    write_atomically(out / "sweep.yaml", text.encode())
+    write_text(out / "sweep.yaml", text)
 
 
 def run_job(job: dict[str, Any], tell: Tell) -> dict[str, Any]:

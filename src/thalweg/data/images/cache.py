@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.files import write_atomically
+from thalweg.files import write_text
 
 # Blocks that are looked at to tell a damaged file, and their bytes: a whole file up to 256 MiB.
 _BLOCKS, _BLOCK = 256, 2**20
@@ -140,7 +140,7 @@ class CacheEntry:
             self._put({**facts, name: {**facts.get(name, {}), **values}})
 
     def _put(self, facts: Mapping[str, Any]) -> None:
-        write_atomically(self.index, json.dumps(facts).encode())
+        write_text(self.index, json.dumps(facts))
 
     def _tidy(self) -> None:
         for file in (*self.folder.glob("*.part"), *self.folder.glob(".*.tmp")):

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from thalweg.data.datasets import IMAGE_FILES, find_data
 from thalweg.data.images.cache import CacheEntry, cache_folder
+from thalweg.data.images.digits import load_digit_images
 from thalweg.data.images.files import (
     SPLITS,
     ImageFile,
@@ -25,7 +26,7 @@ from thalweg.data.images.files import (
     split_off,
 )
 from thalweg.data.images.store import Decoded, Wish, decode_listing
-from thalweg.errors import ConfigError, DataError, MissingDependencyError, ShapeError, nearest
+from thalweg.errors import ConfigError, DataError, ShapeError, nearest
 from thalweg.limits import check_memory
 
 Colour = Literal["auto", "rgb", "grey"]
@@ -174,9 +175,6 @@ def read_labelled(
     split: str = "test",
     size: int | tuple[int, int] = 0,
     colour: Colour = "auto",
-    on_bad: OnBad = "skip",
-    cache: Path | Literal[False] | None = None,
-    workers: int | None = None,
     root: Path | None = None,
     progress: Progress | None = None,
 ) -> tuple[ImageSplit, Skipped]:
@@ -193,7 +191,7 @@ def read_labelled(
     >>> split.name, len(split)
     ('test', 359)
     """
-    wish = _wish(size, colour, on_bad)
+    wish = Wish(size, colour)
     if split not in SPLITS:
         raise ConfigError(f"no split is called {split!r}; {nearest(split, SPLITS)}")
     if _is_digits(path):
@@ -209,8 +207,8 @@ def read_labelled(
         found = f"{len(files)} images in none" if files else "none"
         raise DataError(f"{path}: expected images in a folder for each class, got {found}; check the path")
     check_known(files, classes, listing.path)
-    decoded = decode_listing(listing, files, wish, folder=_folder(cache), workers=workers, progress=progress)
-    skipped = _skipped(listing, decoded, on_bad)
+    decoded = decode_listing(listing, files, wish, folder=_folder(None), progress=progress)
+    skipped = _skipped(listing, decoded, "skip")
     if not decoded.kept:
         raise DataError(f"{path}: no image can be read; the first: {skipped[0][0]}: {skipped[0][1]}")
     return _part(decoded, split, classes), skipped
@@ -222,7 +220,6 @@ def read_unlabelled(
     size: int | tuple[int, int],
     colour: Literal["rgb", "grey"],
     on_bad: OnBad = "fail",
-    workers: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[ImageSplit, Skipped]:
     """Images to predict, in the order given; folders and archives with all that lies in them. Nothing is cached.
@@ -241,7 +238,7 @@ def read_unlabelled(
         raise ConfigError("`size` must be given, that which the model was trained on, got 0")
     pixels, names, skipped = [], [], []
     for listing, prefix in _given(paths):
-        decoded = decode_listing(listing, listing.files, wish, folder=None, workers=workers, progress=progress)
+        decoded = decode_listing(listing, listing.files, wish, folder=None, progress=progress)
         bad = [(prefix + name, reason) for name, reason in (*listing.refused, *decoded.skipped)]
         if bad and on_bad == "fail":
             raise DataError(f"{bad[0][0]}: {bad[0][1]}; expected an image, a folder or a .zip")
@@ -374,13 +371,7 @@ def _is_digits(path: str | Path) -> bool:
 
 
 def _digits(wish: Wish) -> ImageData:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingDependencyError("the digits need the package `scikit-learn`; run: pip install scikit-learn") from (
-            error
-        )
-    values, targets = load_digits(return_X_y=True)
+    values, targets = load_digit_images()
     labels = [str(label) for label in targets]
     files = [ImageFile(f"digits/{label}/{n:04d}", f"{n:04d}", label, "", 64, n) for n, label in enumerate(labels)]
     kept = split_off(files, _DIGITS, where="digits")

@@ -158,8 +158,12 @@ def load_tokenizer(name: str, *, source_language: str = "", target_language: str
     check_place(name, tokenizer=True)
     with reading(name, "a tokenizer"):
         tokenizer = package().AutoTokenizer.from_pretrained(located(name), **SAFELY)
-    if not len(tokenizer):
-        raise CheckpointError(f"{name}: expected a tokenizer, got one without a vocabulary; download it anew")
+    # Where its files are absent transformers makes one of special pieces alone, perhaps with a mark of white space.
+    if len(tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys() - set(tokenizer.all_special_tokens)) < 2:
+        raise CheckpointError(
+            f"{name}: expected a tokenizer, got one without a vocabulary; download its files beside config.json, or "
+            "name the folder that has them by model.tokenizer"
+        )
     for attribute, code in (("src_lang", source_language), ("tgt_lang", target_language)):
         if not code:
             continue

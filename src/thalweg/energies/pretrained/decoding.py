@@ -15,6 +15,7 @@ from torch import Tensor
 from thalweg.energies.transformer.generation import GenerationRules, one_symbol, read_rules
 from thalweg.energies.transformer.huggingface import ConvertedTransformer, from_huggingface
 from thalweg.errors import CheckpointError, ConfigError, ShapeError
+from thalweg.layers.low_precision import ReducedLinear
 from thalweg.layers.padded import Padded, checked
 
 if TYPE_CHECKING:
@@ -217,6 +218,8 @@ def decoder_of(
         try:
             if kinds != {"float32"}:
                 raise ConfigError(f"weights must be float32, got {', '.join(sorted(kinds))}")
+            if any(isinstance(part, ReducedLinear) for part in model.modules()):
+                raise ConfigError("weights must be float32, got layers in fewer bits")
             converted = from_huggingface(model, bos=bos).to(model.device)
         except (CheckpointError, ConfigError) as error:
             why = f" ({error})"

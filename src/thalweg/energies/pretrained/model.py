@@ -69,13 +69,18 @@ class Pretrained(nn.Module):
 
     @property
     def decoder(self) -> Any:
-        """What is searched; its ``path`` says how a step is computed."""
+        """What is searched."""
         if not self._decoder:
             whole = adapting.merged(self.network) if self.config.lora else self.network
             # A conversion starts from random weights, which it replaces: training must not see that they were drawn.
             with quietly(), torch.random.fork_rng(devices=[]):
                 self._decoder.append(decoder_of(whole.eval() if self.config.lora else whole))
         return self._decoder[0]
+
+    @property
+    def path(self) -> str:
+        """How a step of a search is computed, in words: converted to our Transformer, or why not."""
+        return self.decoder.path
 
     def train(self, mode: bool = True) -> Pretrained:
         """Training or evaluation mode; weights may change in the one, so that the other decodes anew."""

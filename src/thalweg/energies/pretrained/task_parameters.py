@@ -62,7 +62,7 @@ class TaskParameters:
         told = {key: generation[key] for key in _SEARCH if generation.get(key) is not None}
         own = tasks.get(name) if name else None
         values = {**told, **(own if isinstance(own, Mapping) else {})}
-        return cls(name, dict(values), tuple(task for task in tasks if task != name))
+        return cls(name, dict(values), () if none else tuple(task for task in tasks if task != name))
 
     @property
     def prefix(self) -> str:

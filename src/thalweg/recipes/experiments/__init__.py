@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import ConfigError, nearest
-from thalweg.files import write_atomically
+from thalweg.files import write_atomically, write_text
 from thalweg.recipes.experiments.autoencoder import AutoencoderSettings, run_autoencoder
 from thalweg.recipes.experiments.capacity import CapacitySettings, run_capacity
 from thalweg.recipes.experiments.decay import DecaySettings, run_decay
@@ -146,7 +146,7 @@ def perform(
             write_atomically(_place(out, order, picture.name), picture.png)
         facts = {"seeds": list(order.seeds)} | {key.replace("_", " "): value for key, value in order.plain.items()}
         page = experiment_page(order.title, order.note, facts, found.tables, found.pictures, order.command(out, seeds))
-        write_atomically(out / f"{order.name}.html", page.encode())
+        write_text(out / f"{order.name}.html", page)
         record = {
             "recipe": order.name,
             "experiment": order.experiment,
@@ -156,7 +156,7 @@ def perform(
             "pictures": [{"name": picture.name, "caption": picture.caption} for picture in found.pictures],
             "figures": found.figures,
         }
-        write_atomically(results, (json.dumps(record, indent=2) + "\n").encode())
+        write_text(results, json.dumps(record, indent=2) + "\n")
     tables = [Table(**table) for table in record["tables"]]
     return out / f"{order.name}.html", tables, [_place(out, order, picture["name"]) for picture in record["pictures"]]
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.data.images.digits import load_digit_images
 from thalweg.energies.variational.config import Annealing, Network, VAEConfig, VAETraining
 from thalweg.energies.variational.model import VAE
 from thalweg.errors import ConfigError
@@ -17,7 +18,6 @@ from thalweg.recipes.experiments.findings import (
     Say,
     Table,
     check_positive,
-    load_digit_images,
     mean_and_spread,
 )
 from thalweg.recipes.experiments.plots import COLOURS, MUTED, canvas, show_image, tidy, to_png
@@ -239,7 +239,7 @@ def draw_samples(models: dict[int, VAE], train: Tensor, rows: int = 4, columns: 
     return Picture("samples", caption, to_png(figure))
 
 
-def draw_map(model: VAE, images: Tensor, labels: Tensor, side: int = 14) -> Picture:
+def draw_map(model: VAE, images: Tensor, labels: Tensor) -> Picture:
     """The latent plane: where digits lie, and what is decoded from it."""
     figure, axes = canvas(1, 2, (9.4, 4.6))
     left, right = axes[0]
@@ -261,7 +261,7 @@ def draw_map(model: VAE, images: Tensor, labels: Tensor, side: int = 14) -> Pict
     left.set(xlabel="mean of $z_1$", ylabel="mean of $z_2$", aspect="equal", adjustable="datalim")
     left.set_title("Where digits lie")
     left.spines[["top", "right"]].set_visible(False)
-    _show_tiles(right, model.latent_map(side))
+    _show_tiles(right, model.latent_map(14))
     right.set_title("What is decoded from the plane")
     right.set_xlabel("$z_1$, in steps of equal probability")
     right.set_ylabel("$z_2$")
@@ -272,12 +272,12 @@ def draw_map(model: VAE, images: Tensor, labels: Tensor, side: int = 14) -> Pict
     return Picture("map", caption, to_png(figure))
 
 
-def _show_tiles(ax: Any, tiles: Tensor, gap: int = 1) -> None:
-    """Images (rows, columns, H, W) side by side, so many white pixels apart."""
-    tiles = torch.nn.functional.pad(tiles.detach(), (0, gap, 0, gap))
+def _show_tiles(ax: Any, tiles: Tensor) -> None:
+    """Images (rows, columns, H, W) side by side, a white pixel apart."""
+    tiles = torch.nn.functional.pad(tiles.detach(), (0, 1, 0, 1))
     rows, columns, height, width = tiles.shape
     whole = tiles.permute(0, 2, 1, 3).reshape(rows * height, columns * width)
-    ax.imshow(whole[: rows * height - gap, : columns * width - gap].numpy(), cmap="gray_r", vmin=0, vmax=1)
+    ax.imshow(whole[:-1, :-1].numpy(), cmap="gray_r", vmin=0, vmax=1)
     ax.set_xticks([])
     ax.set_yticks([])
     ax.spines[:].set_color(MUTED)

@@ -119,17 +119,17 @@ def classical_rate(settings: CapacitySettings, size: int, count: int, seed: int)
     return float((wrong <= settings.wrong).double().mean())
 
 
-def crossing(xs: list[float], rates: list[float], level: float = 0.5) -> float:
-    """Where falling rates first cross a level, by interpolation; the last x where they never do.
+def crossing(xs: list[float], rates: list[float]) -> float:
+    """Where falling rates first cross a half, by interpolation; the last x where they never do.
 
     >>> crossing([1.0, 2.0, 3.0], [1.0, 0.75, 0.25])
     2.5
     """
     for place in range(1, len(xs)):
         left, right = rates[place - 1], rates[place]
-        if right < level <= left:
-            return xs[place - 1] + (left - level) / (left - right) * (xs[place] - xs[place - 1])
-    return xs[-1] if rates[0] >= level else xs[0]
+        if right < 0.5 <= left:
+            return xs[place - 1] + (left - 0.5) / (left - right) * (xs[place] - xs[place - 1])
+    return xs[-1] if rates[0] >= 0.5 else xs[0]
 
 
 def run_capacity(settings: CapacitySettings, seeds: tuple[int, ...], say: Say) -> Findings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thalweg.recipes.experiments.findings import load_digit_images
+from thalweg.data.images.digits import load_digit_images
 
 
 def stored_digits(count: int, seed: int) -> Tensor:

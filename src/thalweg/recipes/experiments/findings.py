@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from thalweg.errors import ConfigError, MissingDependencyError
+from thalweg.errors import ConfigError
 
 Say = Callable[[str], None]
 """Takes one line about the progress of an experiment."""
@@ -77,18 +77,3 @@ def check_positive(settings: object, *names: str) -> None:
         each = given if isinstance(given, tuple) else (given,)
         if not each or not all(isinstance(one, int | float) and one > 0 for one in each):
             raise ConfigError(f"`{name}` must be more than 0, got {given!r}")
-
-
-def load_digit_images() -> tuple[Any, Any]:
-    """The 1,797 digits of scikit-learn, 8 x 8 pixels from 0 to 16: images ``(1797, 64)`` and labels ``(1797,)``, numpy.
-
-    >>> images, labels = load_digit_images()
-    >>> images.shape, int(labels[0])
-    ((1797, 64), 0)
-    """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise MissingDependencyError("the digits need scikit-learn; run `pip install scikit-learn`") from None
-    digits: Any = load_digits()
-    return digits.data, digits.target

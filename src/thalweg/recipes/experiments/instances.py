@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from thalweg.data.images.digits import load_digit_images
 from thalweg.errors import ConfigError
 from thalweg.limits import check_choice
 from thalweg.recipes.experiments.findings import (
@@ -18,7 +19,6 @@ from thalweg.recipes.experiments.findings import (
     Say,
     Table,
     check_positive,
-    load_digit_images,
     mean_and_spread,
 )
 from thalweg.recipes.experiments.plots import COLOURS, MUTED, canvas, tidy, to_png

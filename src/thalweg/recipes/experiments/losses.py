@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thalweg.data.images.digits import load_digit_images
 from thalweg.learning import losses
 from thalweg.limits import check_choice
-from thalweg.recipes.experiments.findings import Findings, Say, Table, check_positive, load_digit_images
+from thalweg.recipes.experiments.findings import Findings, Say, Table, check_positive
 from thalweg.recipes.experiments.losses_plots import draw_answers, draw_gibbs, draw_surfaces
 
 # The losses that are compared, the one without a contrast first.

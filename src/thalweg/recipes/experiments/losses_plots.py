@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 TOP = 3.0
 
 
-def _surface(towers: TwoTowers, size: int = 121) -> Any:
+def _surface(towers: TwoTowers) -> Any:
     """E above its least over y, for x in [-1, 1] and y in [-1.5, 1.5], (y, x): many losses leave the level free."""
     with torch.no_grad():
-        energies = towers(torch.linspace(-1, 1, size).unsqueeze(1), torch.linspace(-1.5, 1.5, size).unsqueeze(1))
+        energies = towers(torch.linspace(-1, 1, 121).unsqueeze(1), torch.linspace(-1.5, 1.5, 121).unsqueeze(1))
     return (energies - energies.min(dim=1, keepdim=True).values).T.numpy()
 
 

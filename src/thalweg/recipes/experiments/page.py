@@ -8,6 +8,7 @@ from typing import Any
 
 from thalweg.recipes.experiments.findings import Picture, Table
 from thalweg.tasks.report.page import command_lines, fact_list, page_of
+from thalweg.tasks.report.tables import table_of
 from thalweg.tasks.report.text import describe, escape
 
 
@@ -35,23 +36,16 @@ def experiment_page(
 def _table(table: Table) -> str:
     if not table.rows:
         return ""
-    head = "".join(f'<th class="{_align(table, name)}">{escape(name)}</th>' for name in table.rows[0])
-    rows = "".join(
-        "<tr>"
-        + "".join(f'<td class="{_align(table, name)}">{escape(value)}</td>' for name, value in row.items())
-        + "</tr>"
+    # Columns whose entries begin like numbers stand to the right.
+    kinds = {name: all(row[name][:1] in "0123456789-–" for row in table.rows) for name in table.rows[0]}
+    heads = [f"#{name}" if number else name for name, number in kinds.items()]
+    rows = (
+        "".join(f"<td{' class=number' if kinds[name] else ''}>{escape(value)}</td>" for name, value in row.items())
         for row in table.rows
     )
     said = f'<p class="muted">{escape(table.note)}</p>' if table.note else ""
-    return (
-        f'<section><h2>{escape(table.title)}</h2><div class="card scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table>{said}</div></section>"
-    )
-
-
-def _align(table: Table, name: str) -> str:
-    """Columns whose entries begin like numbers stand to the right."""
-    return "number" if all(row[name][:1] in "0123456789-–" for row in table.rows) else ""
+    body = table_of(heads, [f"<tr>{row}</tr>" for row in rows])
+    return f"<section><h2>{escape(table.title)}</h2>{body}{said}</section>"
 
 
 def _picture(picture: Picture) -> str:

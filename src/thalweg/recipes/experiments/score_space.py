@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from thalweg.data.images.digits import load_digit_images
 from thalweg.energies.kernel_machine.classification import KernelSVC
 from thalweg.energies.kernel_machine.vectors import Linear
 from thalweg.energies.mixture.model import DegenerateComponentWarning, GaussianMixture
 from thalweg.energies.score_space import ScoreSpace
 from thalweg.errors import ConfigError
-from thalweg.recipes.experiments.findings import Findings, Say, Table, check_positive, load_digit_images
+from thalweg.recipes.experiments.findings import Findings, Say, Table, check_positive
 from thalweg.recipes.experiments.score_space_plots import draw_accuracies, draw_pulls
 
 ALONE = "mixtures, Bayes' rule"

@@ -165,13 +165,13 @@ def right_words(tagger: LinearTagger, batches: Batches) -> np.ndarray:
     return torch.cat(found).numpy().astype(np.float64)
 
 
-def with_interval(counts: np.ndarray, resamples: int = 1000) -> tuple[float, float, float]:
+def with_interval(counts: np.ndarray) -> tuple[float, float, float]:
     """Accuracy of words from :func:`right_words`, and its 95 % bootstrap interval over sentences.
 
     >>> with_interval(np.array([[4.0, 3.0], [4.0, 3.0]]))
     (0.75, 0.75, 0.75)
     """
-    totals = np.concatenate([times @ counts for times in draws(len(counts), resamples, 0)])
+    totals = np.concatenate([times @ counts for times in draws(len(counts), 1000, 0)])
     low, high = np.quantile(totals[:, 1] / totals[:, 0], (0.025, 0.975))
     return float(counts[:, 1].sum() / counts[:, 0].sum()), float(low), float(high)
 
@@ -187,7 +187,7 @@ def run_tagging(settings: TaggingSettings, seeds: tuple[int, ...], say: Say, roo
             say(f"seed {seed}, {METHODS[name]}: {run['accuracy']:.4f} after {run['seconds']:.1f} s")
     first = runs[0]
     pictures = [draw_gap(first["svm"]["certificates"]), draw_accuracy({METHODS[name]: first[name] for name in METHODS})]
-    return Findings(_tables(settings, runs), pictures, {"runs": runs})
+    return Findings(_tables(runs), pictures, {"runs": runs})
 
 
 def _teach(
@@ -241,7 +241,7 @@ def _choose(settings: TaggingSettings, name: str, train: Tagged, seed: int, say:
     return max(tried, key=lambda each: tried[each])
 
 
-def _tables(settings: TaggingSettings, runs: list[dict[str, Any]]) -> list[Table]:
+def _tables(runs: list[dict[str, Any]]) -> list[Table]:
     rows = []
     for name, title in METHODS.items():
         found = [run[name] for run in runs]

@@ -14,7 +14,7 @@ import torch
 
 from thalweg.data.tables import Table, read_table
 from thalweg.errors import ConfigError
-from thalweg.files import write_atomically
+from thalweg.files import write_text
 from thalweg.metrics import Means, Measure, scored
 from thalweg.tasks.base import Evaluation, Measured, Shown, Task
 from thalweg.tasks.density.config import PRESETS, DensityConfig
@@ -98,9 +98,9 @@ class DensityTask(Task):
         )
         result = Evaluation(folder, table.path, scored(tally), len(ratings), speed, measured=measured)
         lines = "".join(json.dumps(rating.to_json()) + "\n" for rating in ratings)
-        write_atomically(folder / "predictions.jsonl", lines.encode())
-        write_atomically(folder / "pictures.json", json.dumps(_pictures(table, ratings)).encode())
-        write_atomically(folder / "metrics.json", json.dumps(result.to_json()).encode())
+        write_text(folder / "predictions.jsonl", lines)
+        write_text(folder / "pictures.json", json.dumps(_pictures(table, ratings)))
+        write_text(folder / "metrics.json", json.dumps(result.to_json()))
         return result
 
     def predict(

@@ -62,7 +62,8 @@ def _facts(record: RunRecord) -> Iterable[tuple[str, str]]:
     yield from record.part.facts(start)
     model = record.config.get("model")
     yield "Model", describe((record.part.shape(model) if isinstance(model, dict) else model) or "")
-    yield "Parameters", figure(start["parameters"]) if "parameters" in start else ""
+    frozen = f" + {figure(start['frozen'])} frozen" if "frozen" in start else ""
+    yield "Parameters", f"{figure(start['parameters'])}{frozen}" if "parameters" in start else ""
     yield "Device", describe(start.get("device") or "")
     yield "Training", _training_fact(log)
     yield "Thalweg version", describe(start.get("version") or "")

@@ -37,7 +37,7 @@ PICTURES = 12
 
 @dataclass(frozen=True)
 class PairEvaluation(Evaluation):
-    """Scores of one run on one file; ``exact`` with exact search alone.
+    """Scores of one run on one file; ``exact`` with exact search alone, ``path`` of a pretrained model how it steps.
 
     >>> PairEvaluation(Path("runs/x/evaluation/test"), "test.tsv", {}, 100, 2000.0, "beam").said()
     'test.tsv: 100 items, 2,000 a second with beam search'
@@ -53,10 +53,11 @@ class PairEvaluation(Evaluation):
 
     search: str = "beam"
     exact: OptimalityReport | None = None
+    path: str = ""
 
     def said(self) -> str:
         """What was done, in a line."""
-        return f"{super().said()} with {self.search} search"
+        return f"{super().said()} with {self.search} search" + (f", {self.path}" if self.path else "")
 
     def remarks(self) -> list[str]:
         """What exact search found out."""
@@ -76,7 +77,8 @@ class PairEvaluation(Evaluation):
         """All figures as ``json`` can write them."""
         scores = {key: score.to_json() for key, score in self.scores.items()}
         exact = {"exact": _shares(self.exact)} if self.exact else {}
-        return {"items": self.items, "words_per_second": self.speed, "scores": scores, **exact}
+        path = {"path": self.path} if self.path else {}
+        return {"items": self.items, "words_per_second": self.speed, "scores": scores, **exact, **path}
 
 
 def _shares(report: OptimalityReport) -> dict[str, Any]:
@@ -146,7 +148,8 @@ def evaluate(
     ks = sorted({n for n in (3, 5, 10, k) if 1 < n <= k})
     measured = found.measured(ks, words_of(transducer.target, pairs.targets()))
     scores = scored(measured.tally)
-    result = PairEvaluation(directory, spec, scores, len(items), speed, how.search, exact, measured=measured)
+    path = str(getattr(transducer.model, "path", ""))
+    result = PairEvaluation(directory, spec, scores, len(items), speed, how.search, exact, path, measured=measured)
     facts = {
         "file": spec,
         "pairs": len(pairs),

@@ -74,6 +74,8 @@ class StringReport(ReportPart):
         if options := _search_options(metrics):
             name = options.pop("search")
             parts.append(foreign(f"{name} search ({describe(options)})" if options else f"{name} search"))
+        if isinstance(path := metrics.get("path"), str):
+            parts.append(foreign(path))
         if others := _others(metrics):
             how = "vote" if metrics["ensemble"].get("vote") is True else "mean of probabilities"
             parts.append(foreign(f"with {describe(others)} ({how})"))

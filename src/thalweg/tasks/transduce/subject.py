@@ -20,7 +20,7 @@ from thalweg.tasks.transduce.codec import Codec
 from thalweg.tasks.transduce.config import TransduceConfig
 from thalweg.tasks.transduce.measures import PairDiagnosis, diagnose_pairs
 from thalweg.tasks.transduce.models import build_model
-from thalweg.tasks.transduce.training import batches_of, prepare
+from thalweg.tasks.transduce.training import batches_of, examples_of, prepare
 from thalweg.tasks.transduce.transducer import load
 
 
@@ -100,4 +100,4 @@ def _examples(spec: str, root: Path | None, source: Codec, target: Codec) -> tup
         pairs = open_pairs(spec, root, features=bool(source.features))
     except DataError as error:
         raise DataError(f"{error}; give the pairs to look at with --data FILE") from None
-    return tuple(Example(source.encode(pair.source, pair.features), target.encode(pair.target)) for pair in pairs.pairs)
+    return tuple(examples_of(pairs, source, target))

@@ -80,7 +80,7 @@ def _fit_one(config: TransduceConfig, log: RunLog, splits: tuple[PairFile, PairF
     training, dev = splits
     opened = open_sides(config, training)
     source, target = opened.source, opened.target
-    examples = _examples(training, source, target)
+    examples = examples_of(training, source, target)
     config, picked = choose_model(config, examples, tagged=training.featured)
     how = config.training
     batches = batches_of(examples, target, size=how.batch_size, tokens=how.batch_tokens, seed=how.seed)
@@ -146,7 +146,7 @@ def prepare(config: TransduceConfig, root: Path | None = None) -> Prepared:
     """
     training, _ = read_splits(config, root)
     opened = open_sides(config, training)
-    examples = _examples(training, opened.source, opened.target)
+    examples = examples_of(training, opened.source, opened.target)
     return Prepared(choose_model(config, examples, tagged=training.featured)[0], opened.source, opened.target, examples)
 
 
@@ -184,7 +184,14 @@ def _digest(pairs: PairFile) -> str:
     return digest.hexdigest()[:16]
 
 
-def _examples(pairs: PairFile, source: Codec, target: Codec) -> list[Example]:
+def examples_of(pairs: PairFile, source: Codec, target: Codec) -> list[Example]:
+    """The pairs as numbers; one that a codec refuses is named by its line.
+
+    >>> from thalweg.data import Alphabet, Pair, Symbols
+    >>> side = Codec(Symbols(), Alphabet.build(["ab"]))
+    >>> examples_of(PairFile("x.tsv", (Pair("ab", "b", 1),)), side, side)[0].source
+    (4, 5)
+    """
     examples = []
     for pair in pairs.pairs:
         try:
@@ -235,7 +242,7 @@ def _dev_evaluator(
     forced_prefix(config.search.prefix, target)
     if config.search.lexicon:
         lexicon_trie(config.search.lexicon, target, len(target.alphabet))
-    examples = _examples(dev, source, target)
+    examples = examples_of(dev, source, target)
     _check_reach(dev, examples, reach)
     # Logits of a whole batch stand in memory at once: of vocabularies of 100,000, those of fewer examples.
     widest = max((len(example.target) + 1 for example in examples), default=1) * len(target.alphabet)

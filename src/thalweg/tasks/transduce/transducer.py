@@ -12,7 +12,7 @@ from torch import nn
 
 from thalweg.data import pad
 from thalweg.errors import ConfigError, DataError
-from thalweg.files import write_atomically, writing
+from thalweg.files import write_text, writing
 from thalweg.inference import Hypotheses, Partial, Trie, stream
 from thalweg.layers.padded import Padded
 from thalweg.learning.checkpoint import MODEL
@@ -273,7 +273,7 @@ class Transducer:
         assert tree is not None
         names = self.target.alphabet.names
         if path.suffix == ".dot":
-            write_atomically(path, (tree.to_dot(0, names, dropped=how.width) + "\n").encode())
+            write_text(path, tree.to_dot(0, names, dropped=how.width) + "\n")
             return
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
