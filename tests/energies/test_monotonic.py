@@ -9,12 +9,12 @@ import torch
 from oracles.monotonic import alignments, posterior
 from thalweg.data import pad
 from thalweg.energies import Monotonic, MonotonicConfig
-from thalweg.energies.monotonic.alignments import filtered, move_log_probs
+from thalweg.energies.monotonic.alignments import filtered, move_log_probs, walk_log_probs
 from thalweg.errors import ConfigError
 from thalweg.inference import Ensemble, beam_search, exact_search, greedy, sample_sequences
 from thalweg.layers.spelling import spellings
 
-ORDERS = ["zeroth", "first"]
+ORDERS = ["zeroth", "first", "edits"]
 SOURCES = [[4, 5, 6], [8], [5, 4]]
 TARGETS = [[4, 5], [6, 6, 5], []]
 
@@ -33,7 +33,7 @@ def build(seed=0, spelt=None, **settings):
 
 
 def scores_of(model, source, target):
-    """What the model's last layers say of one pair, as lists: pull, jumps, outputs."""
+    """What the model's last layers say of one pair, as lists: pull or walk, jumps, outputs."""
     seen = {}
     layers = {"pull": model.pull, "jumps": model.jumps, "outputs": model.output}
     hooks = [
@@ -44,9 +44,10 @@ def scores_of(model, source, target):
     model(pad([source]), pad([target], end=3))
     for hook in hooks:
         hook.remove()
-    pull = [[value for (value,) in row] for row in seen["pull"]]
+    walks = model.config.order == "edits"
+    pull = None if walks else [[value for (value,) in row] for row in seen["pull"]]
     outputs = [[[None if v in (1, 2) else x for v, x in enumerate(at)] for at in row] for row in seen["outputs"]]
-    return pull, seen.get("jumps"), outputs
+    return {"pull": pull, "jumps": seen.get("jumps"), "outputs": outputs, "walk": seen["pull"] if walks else None}
 
 
 def with_unknown(model, source, target):
@@ -61,7 +62,7 @@ def with_unknown(model, source, target):
 def test_the_likelihood_is_the_sum_over_all_alignments(order, cell, spelt):
     model = build(order=order, cell=cell, spelt=spelt)
     for source, target in itertools.product(SOURCES, TARGETS):
-        found = alignments(*scores_of(model, source, target), [*target, 3])
+        found = alignments(**scores_of(model, source, target), target=[*target, 3])
         assert len(found) == math.comb(len(source) + len(target) + 1, len(target) + 1)
         assert with_unknown(model, source, target) == pytest.approx(math.log(sum(found.values())), abs=1e-10)
 
@@ -69,7 +70,7 @@ def test_the_likelihood_is_the_sum_over_all_alignments(order, cell, spelt):
 def test_the_enumeration_can_disagree():
     model = build()
     scores = scores_of(model, SOURCES[0], TARGETS[0])
-    broken = alignments(*scores, [*TARGETS[0], 3], backwards=True)
+    broken = alignments(**scores, target=[*TARGETS[0], 3], backwards=True)
     assert abs(math.log(sum(broken.values())) - with_unknown(model, SOURCES[0], TARGETS[0])) > 1e-4
 
 
@@ -80,14 +81,14 @@ def test_attention_is_the_posterior_of_alignments(order):
     assert weights.shape == (3, 4, 3)
     for n, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True)):
         T, S = len(target) + 1, len(source)
-        expected = posterior(alignments(*scores_of(model, source, target), [*target, 3]), T, S + 1)
+        expected = posterior(alignments(**scores_of(model, source, target), target=[*target, 3]), T, S + 1)
         found = weights[n, :T, :S]
         torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64)[:, :S], rtol=1e-9, atol=1e-9)
         assert not weights[n, :, S:].any()
         assert not weights[n, T:].any()
 
 
-@pytest.mark.parametrize(("order", "spelt"), [("zeroth", None), ("first", SPELT)])
+@pytest.mark.parametrize(("order", "spelt"), [("zeroth", None), ("first", SPELT), ("edits", None)])
 def test_one_call_equals_step_by_step(order, spelt):
     model = build(order=order, spelt=spelt, encoder_layers=2, decoder_layers=2)
     source, target = pad(SOURCES), pad(TARGETS, end=3)
@@ -131,12 +132,15 @@ def test_gradients(order):
         return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
 
     pull, emissions = drawn(2, 3, 4), drawn(2, 3, 4)
-    jumps = [drawn(2, 3, 4, 2)] if order == "first" else []
+    jumps = [drawn(2, 3, 4, 2)] if order == "first" else [drawn(2, 3, 4)] if order == "edits" else []
     seats = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
     real = torch.tensor([[True] * 3, [True, False, False]])
 
     def evidence(pull, emissions, *jumps):
-        moves = move_log_probs(pull, jumps[0] if jumps else None, seats)
+        if order == "edits":
+            moves = walk_log_probs(pull, *jumps, seats)
+        else:
+            moves = move_log_probs(pull, jumps[0] if jumps else None, seats)
         emissions = emissions.log_softmax(2)
         found = torch.logsumexp(filtered(moves, emissions, real) + emissions, dim=2)
         return found.masked_fill(~real, 0.0).sum(dim=1)

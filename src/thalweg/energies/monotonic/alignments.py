@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 NEVER = -1e30
 """The logarithm of nothing: exp of it is 0, and sums and differences of it stay finite, as do their gradients."""
@@ -37,6 +38,39 @@ def move_log_probs(pull: Tensor, jumps: Tensor | None, mask: Tensor) -> Tensor:
         scores = scores + jumps.gather(3, index)
     open_ = (length >= 0) & mask[:, None, None, :]
     return scores.masked_fill(~open_, NEVER).log_softmax(dim=3).masked_fill(~open_, NEVER)
+
+
+def walk_log_probs(stay: Tensor, skip: Tensor, mask: Tensor) -> Tensor:
+    r"""Where a reader goes who walks: log p(a_t = j | a_{t-1} = i) for j >= i, from scores of two decisions.
+
+    It stays where it gave the last symbol, or takes a step; each position that it comes to it skips, or stops there:
+
+    .. math:: p(j \mid i) = [j = i]\, \sigma(u_{ti}) + [j > i]\, \sigma(-u_{ti})
+              \Big(\prod_{k=i+1}^{j-1} \sigma(w_{tk})\Big)\, \sigma(-w_{tj})
+
+    These are the edits of a string: a symbol given after staying is an insertion, one after a step a substitution, a
+    position skipped a deletion. The last real position is neither left nor skipped.
+
+    Args:
+        stay, skip: ``(B, T, S)`` u and w; mask: ``(B, S)`` true on real positions, of which the first is one.
+    Returns:
+        ``(B, T, S, S)``; about ``NEVER`` where nothing leads. Time and memory O(B T S^2).
+
+    >>> walk_log_probs(torch.zeros(1, 1, 3), torch.zeros(1, 1, 3), torch.ones(1, 3, dtype=torch.bool)).exp()
+    tensor([[[[0.5000, 0.2500, 0.2500],
+              [0.0000, 0.5000, 0.5000],
+              [0.0000, 0.0000, 1.0000]]]])
+    """
+    places = torch.arange(mask.size(1), device=mask.device)
+    length = places - places[:, None]
+    last = (places == mask.sum(1, keepdim=True) - 1).unsqueeze(1)
+    stays, leaves = (functional.logsigmoid(sign * stay) for sign in (1, -1))
+    skips, stops = (functional.logsigmoid(sign * skip) for sign in (1, -1))
+    passed = skips.cumsum(2)
+    reached = passed - skips + stops.masked_fill(last, 0.0)  # skipped all before, stopped here
+    steps = (leaves - passed).unsqueeze(3) + reached.unsqueeze(2)
+    scores = torch.where(length > 0, steps, stays.masked_fill(last, 0.0).unsqueeze(3))
+    return scores.masked_fill(~((length >= 0) & mask[:, None, None, :]), NEVER)
 
 
 def first_beliefs(B: int, S: int, like: Tensor) -> Tensor:

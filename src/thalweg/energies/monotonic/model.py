@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from thalweg.energies.monotonic.alignments import NEVER, filtered, first_beliefs, move_log_probs, moved
+from thalweg.energies.monotonic.alignments import NEVER, filtered, first_beliefs, move_log_probs, moved, walk_log_probs
 from thalweg.energies.sequences import SequenceEnergy
 from thalweg.layers.dropout import Dropout
 from thalweg.layers.padded import Padded, checked
@@ -23,7 +23,7 @@ class MonotonicConfig:
 
     Attributes:
         order: ``zeroth``: each step looks at a position for its own sake, at or after the one before; ``first``: how
-            far it is from there counts too.
+            far it is from there counts too; ``edits``: the reader walks, and stays, steps or skips at each position.
         jumps: lengths of jumps that ``first`` tells apart, 0 ... jumps - 1; all longer ones are as the last.
         cell: ``lstm`` or ``gru``.
         embedding: width of symbol vectors; hidden: of the decoder state, of each encoder direction and of the network
@@ -36,7 +36,7 @@ class MonotonicConfig:
     'first'
     """
 
-    order: Literal["zeroth", "first"] = "first"
+    order: Literal["zeroth", "first", "edits"] = "first"
     jumps: int = 4
     cell: Literal["lstm", "gru"] = "lstm"
     embedding: int = 128
@@ -82,8 +82,9 @@ class Monotonic(SequenceEnergy):
 
     Both factors are read off :math:`z_{ts} = \tanh(V [h_t; m_s])`, where h_t is the decoder's state after
     :math:`y_{<t}` and m_s the encoder's output and the symbol's own vector at position s; the source ends with a
-    position of its own, at which targets may end. The state does not depend on the alignment, so the sum is exact, by
-    dynamic programming in O(T S^2), and so is each step's distribution (Wu and Cotterell, 2019):
+    position of its own, at which targets may end. With ``edits`` the moves are those of a string's edits: a symbol is
+    inserted or stands for a source symbol, and source symbols are deleted. The state does not depend on the alignment,
+    so the sum is exact, by dynamic programming in O(T S^2), and so is each step's distribution (Wu and Cotterell 2019):
 
     .. math:: p(y_t \mid y_{<t}, x) = \sum_s p(a_t = s \mid y_{<t}, x)\, p(y_t \mid a_t = s, y_{<t}, x)
 
@@ -128,7 +129,7 @@ class Monotonic(SequenceEnergy):
         self.decoder = Recurrent(config.cell, D, hidden=H, layers=config.decoder_layers, dropout=config.dropout)
         self.join_source = nn.Linear(self.encoder.width + D, H)
         self.join_target = nn.Linear(H, H, bias=False)
-        self.pull = nn.Linear(H, 1, bias=False)
+        self.pull = nn.Linear(H, 2) if config.order == "edits" else nn.Linear(H, 1, bias=False)
         self.jumps = nn.Linear(H, config.jumps) if config.order == "first" else None
         self.output = nn.Linear(H, target_size) if spelt is None else SpeltLinear(H, spelt[1])
         self.dropout = Dropout(config.dropout)
@@ -154,8 +155,11 @@ class Monotonic(SequenceEnergy):
         own = self.join_target(self.dropout(states))
         z = self.dropout(torch.tanh(own.unsqueeze(2) + memory.unsqueeze(1)))  # (B, T, S, H)
         wide = torch.promote_types(z.dtype, torch.float32)  # half precision has no number as low as NEVER
-        jumps = None if self.jumps is None else self.jumps(z).to(wide)
-        moves = move_log_probs(self.pull(z).squeeze(3).to(wide), jumps, mask)
+        pull = self.pull(z).to(wide)
+        if self.config.order == "edits":
+            moves = walk_log_probs(*pull.unbind(3), mask)
+        else:
+            moves = move_log_probs(pull.squeeze(3), None if self.jumps is None else self.jumps(z).to(wide), mask)
         return moves, (self.output(z).to(wide) + self.never.clamp(min=NEVER)).log_softmax(dim=3)
 
     def _mixed(self, beliefs: Tensor, emissions: Tensor) -> Tensor:

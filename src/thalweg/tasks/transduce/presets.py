@@ -72,6 +72,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "lstm": {"model": {"family": "recurrent", "cell": "lstm", "attention": "none"}},
     "gru": {"model": {"family": "recurrent", "cell": "gru", "attention": "none"}},
     "monotonic": {"model": {"family": "monotonic", "order": "first"}},
+    "monotonic-edits": {"model": {"family": "monotonic", "order": "edits"}},
     "monotonic-zeroth": {"model": {"family": "monotonic", "order": "zeroth"}},
     "transformer": {"model": {"family": "transformer"}},
     "transformer-rotary": {"model": {"family": "transformer", "positions": "rotary"}},
