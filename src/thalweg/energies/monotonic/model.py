@@ -157,7 +157,7 @@ class Monotonic(SequenceEnergy):
         wide = torch.promote_types(z.dtype, torch.float32)  # half precision has no number as low as NEVER
         pull = self.pull(z).to(wide)
         if self.config.order == "edits":
-            moves = walk_log_probs(*pull.unbind(3), mask)
+            moves = walk_log_probs(pull[..., 0], pull[..., 1], mask)
         else:
             moves = move_log_probs(pull.squeeze(3), None if self.jumps is None else self.jumps(z).to(wide), mask)
         return moves, (self.output(z).to(wide) + self.never.clamp(min=NEVER)).log_softmax(dim=3)
