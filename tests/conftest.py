@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import os
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,9 @@ torch.set_num_threads(1)
 # is half of the time that collecting takes, and none of them is looked at again.
 gc.disable()
 
+# The packages that are installed stay as they are: Fabric looks through all of them for every training.
+importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
+
 
 # Files that take long for their number of tests: they start others, or Triton's interpreter.
 LONG = ("test_tooling", "test_playground", "test_cli_stopping", "test_sweep_ray", "test_gpu_interpreted")
@@ -36,6 +42,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _written_is_written() -> Iterator[None]:
+    """Tests outlive no loss of power: nothing waits for the disk, which takes longer than most trainings here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: os.fstat(descriptor) and None)
+        yield
 
 
 @pytest.fixture(scope="session")
