@@ -11,6 +11,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+# For what is under numpy and scipy, here and in every process that a test starts; it asks once, when it is loaded. Its
+# threads wait for one another in loops: with as many processes as cores they take several times what they compute.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 import torch
 
 TESTS = Path(__file__).resolve().parent
