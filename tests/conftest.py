@@ -35,13 +35,19 @@ gc.disable()
 importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
 
 
-# Files that take long for their number of tests: they start others, or Triton's interpreter.
-LONG = ("test_tooling", "test_playground", "test_cli_stopping", "test_sweep_ray", "test_gpu_interpreted")
+# Files that take ten seconds or more, the longest first: each is one process's from its first test to its last.
+LONG = (
+    *("test_playground", "test_tooling", "test_gpu_interpreted", "test_hostile_command_line", "test_hostile_chains"),
+    *("test_running_service", "test_sweep_ray", "test_chain_contract", "test_sweeping", "test_classify"),
+    *("test_reference_chain", "test_trainer_resuming", "test_hostile_service", "test_default_model"),
+    "test_cli_stopping",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """They go first, so that no process is left with one of them at the end."""
-    items.sort(key=lambda item: not item.path.name.startswith(LONG))
+    place = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
 
 
 def pytest_collection_finish() -> None:
