@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-# For what is under numpy and scipy, here and in every process that a test starts; it asks once, when it is loaded. Its
-# threads wait for one another in loops: with as many processes as cores they take several times what they compute.
-os.environ["OPENBLAS_NUM_THREADS"] = "1"
+# For this process and every one that a test starts; both are asked for once, when torch and numpy are loaded. Threads
+# that wait for one another in loops take several times what they compute where other processes want the cores.
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0"}
 
 import torch
 
