@@ -43,6 +43,9 @@ demo: setup  ## train, measure and use a pronunciation model on embedded data
 # order of tests/conftest.py.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
+# Tests start hundreds of processes: what Python compiled for one is there for the next, whatever the shell asks for.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 test: setup browser  ## the test suite
 	$(BIN)/python -m pytest $(PARALLEL)
 

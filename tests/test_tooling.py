@@ -65,19 +65,47 @@ def test_pyright() -> None:
     run(tool("pyright"), "--warnings", "--pythonpath", sys.executable, **quiet)
 
 
-def test_docs_build(tmp_path: Path) -> None:
-    if not (ROOT / "mkdocs.yml").is_file():
-        pytest.skip("there is no mkdocs.yml yet")
+def without_ornaments(folder: Path) -> Path:
+    """The configuration of the site without what takes half of the time and warns of nothing.
+
+    That is the index of the search in the page, colours in code, and the line breaks of long signatures, for each of
+    which a process is started. Paths are those of the repository.
+    """
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    settings["docs_dir"] = str(ROOT / settings["docs_dir"])
+    settings["plugins"] = [each for each in settings["plugins"] if "mkdocstrings" in each]
+    python = settings["plugins"][0]["mkdocstrings"]["handlers"]["python"]
+    python["paths"] = [str(ROOT / path) for path in python["paths"]]
+    python["options"]["extensions"] = [str(ROOT / path) for path in python["options"]["extensions"]]
+    python["options"]["separate_signature"] = False
+    (colours,) = (each for each in settings["markdown_extensions"] if "pymdownx.highlight" in each)
+    colours["pymdownx.highlight"] = {"use_pygments": False}
+    written = folder / "mkdocs.yml"
+    written.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return written
+
+
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_docs_build(tmp_path: Path, whole: bool) -> None:
+    config = ROOT / "mkdocs.yml" if whole else without_ornaments(tmp_path)
+    site = tmp_path / "site"
     program = tool("mkdocs")  # not --quiet: it hides warnings from --strict too
-    run(program, "build", "--strict", "--site-dir", str(tmp_path), NO_MKDOCS_2_WARNING="1")
-    assert (tmp_path / "index.html").is_file()
+    run(program, "build", "--strict", "-f", str(config), "--site-dir", str(site), NO_MKDOCS_2_WARNING="1")
+    assert (site / "index.html").is_file()
     rooms = [name for name in thalweg.__all__ if inspect.ismodule(getattr(thalweg, name))]
     for room in [*rooms, "learning.losses"]:
-        page = (tmp_path / "reference" / f"{room.split('.')[-1]}.html").read_text("utf-8")
+        page = (site / "reference" / f"{room.split('.')[-1]}.html").read_text("utf-8")
         module = importlib.import_module(f"thalweg.{room}")
         names = [x for x in module.__all__ if isinstance(getattr(module, x), type | FunctionType)]
         # A function may stand in a module of its own name, under which its page then has it.
         assert [x for x in names if not re.search(rf'id="thalweg\.{room}\.({x}\.)?{x}"', page)] == [], room
+
+
+def test_the_site_is_configured() -> None:
+    """What a build without ornaments does not look at, by the program that builds it: it raises what is wrong."""
+    load_config = pytest.importorskip("mkdocs.config", reason="mkdocs is not installed").load_config
+    found = load_config(str(ROOT / "mkdocs.yml"))
+    assert {"search", "mkdocstrings"} <= {name.split("/")[-1] for name in found.plugins}
 
 
 def test_the_package_says_that_it_is_typed() -> None:

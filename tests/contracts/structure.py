@@ -54,6 +54,13 @@ def same(actual: Tensor, expected: Any, **tolerance: float) -> None:
     torch.testing.assert_close(actual.detach().cpu().double(), expected.detach().cpu().double(), **tolerance)
 
 
+def at(nested, place):
+    """An entry of lists in lists."""
+    for index in place:
+        nested = nested[index]
+    return nested
+
+
 class StructureContract:
     """Subclass it as `TestSomething`; each law is one test, run for every value of the subclass's own fixtures."""
 
@@ -189,10 +196,11 @@ class StructureContract:
             covariances = [self.oracle.covariance(w, self.parts) for w in self.enumerate(case)]
             for direction in directions:
                 (product,) = torch.autograd.grad((gradient * direction.to(scores)).sum(), scores, retain_graph=True)
-                expected = [
-                    {a: sum(v * float(direction[(b, *d)]) for (c, d), v in pairs.items() if c == a) for a, _ in pairs}
-                    for b, pairs in enumerate(covariances)
-                ]
+                expected: list[Counter] = [Counter() for _ in covariances]
+                for b, pairs in enumerate(covariances):
+                    weights = direction[b].tolist()
+                    for (a, c), value in pairs.items():
+                        expected[b][a] += value * at(weights, c)
                 same(product, self.dense(expected, scores))
 
     def test_batch_equals_loop(self):

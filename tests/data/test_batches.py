@@ -178,10 +178,10 @@ def test_wrong_data_and_epochs():
 
 def test_twelve_thousand_words_take_well_under_a_second():
     examples = make(12_000)
-    start = time.perf_counter()
+    start = time.process_time()  # others may want the machine as well
     assert sum(batch.size for batch in Batches(examples, size=32).iterate(0)) == 12_000
     assert pad([example.source for example in examples]).size == 12_000
-    assert time.perf_counter() - start < 2.0  # about 0.06 s on one idle core
+    assert time.process_time() - start < 2.0  # about 0.06 s on one idle core
 
 
 @given(st.integers(1, 60), st.integers(45, 300), st.booleans(), st.integers(0, 3))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from contracts.threads import one_thread
 from thalweg.errors import ShapeError
 from thalweg.inference import CTC, Alignment
 
@@ -46,6 +47,7 @@ def structures(dtype: torch.dtype, backend: str = "cpu") -> list[Alignment | CTC
 
 
 @cache
+@one_thread()
 def known() -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """What the reference says in float64."""
     return [(p.log_partition, p.marginals, p.max_score) for p in structures(torch.float64, "reference")]

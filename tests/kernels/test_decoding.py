@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from contracts.threads import one_thread
 from thalweg.energies import Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
 from thalweg.errors import ShapeError
 from thalweg.inference import Hypotheses, beam_search
@@ -61,6 +62,7 @@ def test_products_of_any_layout_and_number() -> None:
         cpu.linear(x.double(), weight, None, None)
 
 
+@one_thread()
 def forced(model: Any, source: Padded, found: Hypotheses) -> Tensor:
     """Scores of hypotheses by the modules themselves, symbol after symbol in float64."""
     scores = torch.zeros_like(found.scores, dtype=torch.float64)

@@ -15,28 +15,24 @@ from contracts.triton_kernels import needs_triton, outside, run_in_the_interpret
 pytestmark = needs_triton
 
 TESTS = Path(__file__).parents[1]
-GROUPS = {
-    "chains": ("kernels/test_gpu_chain.py", "kernels/test_gpu_chain_calls.py"),
-    "memories": (
-        "kernels/test_gpu_memory.py",
-        "kernels/test_gpu_sparse_maps.py",
-        "kernels/test_gpu_segments.py",
-        "kernels/test_gpu_lattice.py",
-    ),
-    "decoding": (
-        "kernels/test_gpu_beam.py",
-        "kernels/test_gpu_decoding.py",
-        "energies/test_transformer_fixed.py",
-        "inference/test_graph_replay.py",
-    ),
-}
+FILES = (
+    "kernels/test_gpu_chain.py",
+    "kernels/test_gpu_chain_calls.py",
+    "kernels/test_gpu_memory.py",
+    "kernels/test_gpu_sparse_maps.py",
+    "kernels/test_gpu_segments.py",
+    "kernels/test_gpu_lattice.py",
+    "kernels/test_gpu_beam.py",
+    "kernels/test_gpu_decoding.py",
+    "energies/test_transformer_fixed.py",
+    "inference/test_graph_replay.py",
+)
 STRUCTURES = ("inference/test_alignment.py", "inference/test_ctc.py", "inference/test_semi_markov_contract.py")
 
 
 @outside
-@pytest.mark.parametrize("group", GROUPS)
-def test_in_the_interpreter(group: str) -> None:
-    run_in_the_interpreter(GROUPS[group])
+def test_in_the_interpreter() -> None:
+    run_in_the_interpreter(FILES)
 
 
 @outside
@@ -51,4 +47,4 @@ def test_structures_in_the_interpreter(file: str) -> None:
 def test_no_file_is_left_out() -> None:
     texts = {path: path.read_text() for path in TESTS.rglob("test_*.py") if path != Path(__file__)}
     marked = {path for path, text in texts.items() if "@here_only" in text or "if RUNS else" in text}
-    assert marked == {TESTS / file for files in (*GROUPS.values(), STRUCTURES) for file in files}
+    assert marked == {TESTS / file for file in FILES + STRUCTURES}

@@ -33,7 +33,8 @@ def test_killed_at_every_step_and_resumed_equals_uninterrupted(tmp_path, case):
     whole = make(tmp_path / "whole", **SETTINGS[case]).fit(Data())
     epochs = SETTINGS[case].get("epochs", 3)
     assert (whole.finished, whole.epoch, whole.step) == ("epochs", epochs, 3 * epochs)
-    for step in range(2, 10):  # a kill in the first step leaves nothing to resume
+    # A kill in the first step leaves nothing to resume. A long training is cut at its ends alone.
+    for step in range(2, 10) if epochs == 3 else (2, 9, 3 * epochs - 1):
         folder = tmp_path / f"cut-{step}"
         with pytest.raises(Killed):
             make(folder, listener=kill_at(step), **SETTINGS[case]).fit(Data())

@@ -15,11 +15,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from thalweg.errors import ConfigError, nearest
 from thalweg.tasks.yaml_text import parse_word, parse_yaml
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 Kinds = Mapping[str, type]
@@ -94,11 +98,19 @@ def with_preset(
     return result
 
 
+@cache
+def _validator(kind: type[T]) -> TypeAdapter[T]:
+    """Reading the types of a class takes longer than training a small model for an epoch: once is enough."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
 def _validated(raw: Mapping[str, Any], kind: type[T], where: str, prefix: str) -> T:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        return TypeAdapter(kind).validate_python(dict(raw))
+        return _validator(kind).validate_python(dict(raw))
     except ValidationError as error:
         first = error.errors()[0]
         cause = first.get("ctx", {}).get("error")
