@@ -148,6 +148,20 @@ def test_what_is_not_there(served: Any, path: str) -> None:
     check_refusal(served.get(path), 404)
 
 
+def test_what_no_address_takes_is_refused_in_queries_too(served: Any) -> None:
+    for answer in (
+        served.get("/v1/models?bogus=1"),
+        served.get("/v1/memory?count=3&bogus=1"),
+        served.post("/v1/predict?bogus=3", {"inputs": ["a"]}),
+        served.post("/v1/image?bogus=1", b"", media="image/png"),
+        served.post("/v1/evaluate?k=1&bogus=%0A", b"a\tb\n", media="text/tab-separated-values"),
+    ):
+        error = check_refusal(answer, 422)
+        assert (error["code"], error["field"]) == ("unknown_field", "bogus")
+    assert served.get("/?from=elsewhere").status == 200
+    assert served.get("/metrics?name[]=up").status == 200
+
+
 def test_wrong_methods_and_media(served: Any) -> None:
     check_refusal(served.get("/v1/predict"), 405)
     check_refusal(served.post("/health", {}), 405)

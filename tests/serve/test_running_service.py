@@ -25,7 +25,7 @@ import pytest
 
 from thalweg.serve.batching import Batcher
 from thalweg.serve.client import Client, ServiceError
-from thalweg.serve.starting import bound
+from thalweg.serve.starting import _Workers, bound
 from thalweg.tasks.registry import task_named
 
 PATIENCE = 120  # seconds: the machine may have other work
@@ -275,6 +275,15 @@ def test_a_port_that_is_taken_is_one_line(run: Path) -> None:
     assert done.exit_code == 2
     assert "choose another --host or --port" in done.output
     assert done.output.count("\n") == 1
+
+
+def test_several_processes_that_end_leave_nobody_waiting() -> None:
+    workers = _Workers.__new__(_Workers)  # without its handlers of signals
+    with bound("127.0.0.1", 0) as listener:
+        port, workers.sockets, workers.processes = listener.getsockname()[1], [listener], []
+        workers.terminate_all()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
 
 
 def test_the_client_needs_the_standard_library_alone() -> None:

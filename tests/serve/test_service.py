@@ -63,6 +63,48 @@ def test_health_models_and_schema(served: Any) -> None:
     assert body["additionalProperties"] is False
 
 
+def alike(one: Any, other: Any) -> None:
+    """The same fields, but for those of nothing, which no schema shows, and values of the same kinds."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        one, other = ({name: value for name, value in each.items() if value is not None} for each in (one, other))
+        assert one.keys() == other.keys()
+        for name in one:
+            alike(one[name], other[name])
+    elif isinstance(one, list) and one and other:
+        alike(one[0], other[0])
+
+
+def test_examples_in_the_schema_look_like_answers(served: Any) -> None:
+    paths = served.get("/openapi.json").json()["paths"]
+    asked = {
+        "/v1/predict": {"inputs": ["abc"], "k": 1},
+        "/v1/tree": {"input": "abc", "exact": True},
+        "/v1/chain": paths["/v1/chain"]["post"]["requestBody"]["content"]["application/json"]["schema"]["examples"][0],
+    }
+    for path, body in asked.items():
+        told = paths[path]["post"]["responses"]["200"]["content"]["application/json"]["example"]
+        alike(told, served.post(path, body).json())
+    operation = paths["/v1/evaluate"]["post"]
+    (body,) = operation["requestBody"]["content"].values()
+    (kind, told), *others = operation["responses"]["200"]["content"].items()
+    answer = served.post("/v1/evaluate", body["example"].encode(), media="text/tab-separated-values")
+    assert answer.headers["content-type"].startswith(kind)
+    said = dict(events(told["example"].encode()))
+    assert list(said) == [name for name, _ in events(answer.body)]
+    assert said["records"][0].keys() == dict(events(answer.body))["records"][0].keys()
+    assert not others
+
+
+def test_the_form_of_errors_is_in_the_schema(served: Any) -> None:
+    answer = served.post("/v1/predict", {"inputs": ["abc"], "k": 99})
+    for operations in served.get("/openapi.json").json()["paths"].values():
+        for operation in operations.values():
+            assert operation["responses"].keys() == {"200", "4XX"}
+            told = operation["responses"]["4XX"]["content"]["application/json"]["example"]
+            assert (answer.status, answer.json()) == (422, told)
+
+
 @pytest.mark.parametrize(
     "options",
     [

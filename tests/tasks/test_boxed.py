@@ -98,6 +98,19 @@ def test_a_servant_has_read_the_dictionary_before_anyone_asks():
     assert pronunciations.cache_info().currsize == 1
 
 
+def test_a_servant_is_examined_without_its_dictionary(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pairs = "read\tR EH D\nread\tR IY D\nthalwegs\tTH AE L W EH G Z\ncolonel\tK ER N AH L\n"
+    (tmp_path / "pairs.tsv").write_text(pairs)
+    servant = task_of_run("english").serving("english", device="cpu").examined
+    plan = servant.plan({"k": 3})
+    exam = servant.exam(pairs, plan)
+    records = servant.answer(exam.questions, plan)
+    assert all("from" not in answer for record in records for answer in record.to_json()["answers"])
+    measured = thalweg.evaluate("english", "pairs.tsv", k=3, device="cpu")
+    assert exam.scores(records) == measured.scores
+
+
 def test_the_exact_optimum_beside_a_beam_is_the_models_own():
     servant = task_of_run("english").serving("english", device="cpu")
     (question,) = servant.questions(["read"])  # the dictionary has it, with other probabilities

@@ -8,16 +8,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import thalweg
 from thalweg.serve import playground, streaming
+from thalweg.serve.examples import GROWN, INFERRED, PREDICTED, answered
 from thalweg.serve.guard import Guard
 from thalweg.serve.library import Shelf, set_aside
-from thalweg.serve.refusals import JSONBytes, RefusedError, handle_errors
+from thalweg.serve.refusals import FORM, JSONBytes, RefusedError, handle_errors, known_query
 from thalweg.serve.requests import Chain, Memory, Predict, Search, Tree, body_of, limits, schema_of
 from thalweg.serve.service import Service, Shortcut, unless_gone
 from thalweg.serve.settings import Settings
@@ -63,6 +64,8 @@ def create_app(settings: Settings) -> FastAPI:
         version=thalweg.__version__,
         summary="Models over HTTP: answers with probabilities, and what they are made of.",
         lifespan=lifespan,
+        dependencies=[Depends(known_query)],
+        responses={"4XX": FORM},
         docs_url=None,
         redoc_url=None,
     )
@@ -99,12 +102,12 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/predict", tags=["models"], openapi_extra=schema_of(Predict))
+    @app.post("/v1/predict", tags=["models"], openapi_extra=schema_of(Predict) | answered(PREDICTED))
     async def predict(request: Request) -> Response:
         """Answers, best first, with probabilities: the records of `thalweg predict --format jsonl`."""
         return await service.predict(request)
 
-    @app.post("/v1/tree", tags=["models"], openapi_extra=schema_of(Tree))
+    @app.post("/v1/tree", tags=["models"], openapi_extra=schema_of(Tree) | answered(GROWN))
     async def tree(request: Request) -> Response:
         """What a beam looked at for one input, kept, finished and dropped."""
         asked = await body_of(request, Tree)
@@ -157,7 +160,7 @@ def _add_playground(app: FastAPI) -> None:
         asked = await body_of(request, Memory)
         return JSONBytes(await asyncio.to_thread(playground.retrieved, asked))
 
-    @app.post("/v1/chain", tags=["playground"], openapi_extra=schema_of(Chain))
+    @app.post("/v1/chain", tags=["playground"], openapi_extra=schema_of(Chain) | answered(INFERRED))
     async def chain(request: Request) -> JSONBytes:
         """Marginals, best paths and samples of a small lattice."""
         asked = await body_of(request, Chain)

@@ -20,6 +20,31 @@ from thalweg.serve.batching import ClosedError, FullError
 
 logger = logging.getLogger("thalweg.serve")
 
+FORM = {
+    "description": "Refused: what was expected, and the field that is to blame where there is one.",
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "properties": {
+                    "error": {
+                        "type": "object",
+                        "properties": {
+                            "code": {"type": "string"},
+                            "message": {"type": "string"},
+                            "field": {"type": ["string", "null"]},
+                        },
+                        "required": ["code", "message", "field"],
+                    }
+                },
+                "required": ["error"],
+            },
+            "example": {"error": {"code": "invalid", "message": "k: must be less than or equal to 50", "field": "k"}},
+        }
+    },
+}
+"""What OpenAPI says of every error."""
+
 # Characters of a message; one that quotes what it was given is cut.
 LONGEST = 300
 
@@ -108,6 +133,16 @@ def _shown(place: tuple[Any, ...]) -> tuple[Any, ...]:
 def _reason(error: Mapping[str, Any]) -> str:
     message = str(error["msg"]).replace("Input should be", "must be").replace("Value error, ", "")
     return message[:1].lower() + message[1:]
+
+
+def known_query(request: Request) -> None:
+    """Refuse what an address of the API does not take after its question mark: a slip would go unnoticed."""
+    route = request.scope["route"]
+    for name in request.query_params if route.path.startswith("/v1/") else ():
+        if name not in {each.alias for each in route.dependant.query_params}:
+            raise RefusedError(
+                422, "unknown_field", f"`{name[:80]}` is not a parameter of this address; leave it out", name[:80]
+            )
 
 
 def of_library(error: ThalwegError) -> RefusedError:

@@ -132,7 +132,8 @@ class Shortcut:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] != "http" or scope["path"] != "/v1/predict" or scope["method"] != "POST":
+        plain = scope["type"] == "http" and scope["path"] == "/v1/predict" and scope["method"] == "POST"
+        if not plain or scope["query_string"]:
             await self.app(scope, receive, send)
             return
         try:

@@ -54,6 +54,11 @@ def bound(host: str, port: int) -> socket.socket:
 class _Workers(Multiprocess):
     """Processes that load their models anew on SIGHUP instead of being replaced: no connection is lost."""
 
+    def terminate_all(self) -> None:
+        for listener in self.sockets:
+            listener.close()  # who comes now is refused at once, rather than left waiting until all others are answered
+        super().terminate_all()
+
     def handle_hup(self) -> None:
         for process in self.processes:
             if process.pid is not None:

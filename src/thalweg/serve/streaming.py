@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from thalweg.errors import ThalwegError, nearest
 from thalweg.serve import training
 from thalweg.serve.batching import ClosedError, FullError
+from thalweg.serve.examples import MEASURED, answered
 from thalweg.serve.refusals import JSONBytes, RefusedError, of_library
 from thalweg.serve.requests import ANSWERS, COST, WIDTH, Search
 from thalweg.tasks.serving import Exam, Plan, Servant
@@ -35,7 +36,7 @@ TSV_BODY = {
             "text/tab-separated-values": {"schema": {"type": "string"}, "example": "cat\tK AE T\ndog\tD AO G\n"}
         },
     }
-}
+} | answered(MEASURED, "text/event-stream")
 
 
 def event(name: str, data: Any) -> bytes:
@@ -92,6 +93,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
         if kind != "text/tab-separated-values":
             raise RefusedError(415, "media_type", "expected `Content-Type: text/tab-separated-values`")
         shelf, servant = service.shelf(model)
+        servant = servant.examined
         options = {"k": k, "search": search, "width": width}
         plan = service.planned(servant, Search(**options).given(), 1)
         exam = await asyncio.to_thread(servant.exam, _text(await request.body()), plan)

@@ -99,6 +99,11 @@ class Servant(ABC):
     def questions(self, inputs: Sequence[Any], features: Sequence[str] = ()) -> list[Any]:
         """The inputs of a request, checked one by one: texts with their tags, rows of numbers, or whatever it reads."""
 
+    @property
+    def examined(self) -> Servant:
+        """Who answers the questions of an exam: itself, unless something beside the model knows the answers."""
+        return self
+
     @abstractmethod
     def answer(self, questions: Sequence[Any], plan: Plan) -> Sequence[Record]:
         """A record for each question: those of :meth:`Task.predict <thalweg.tasks.base.Task.predict>`."""

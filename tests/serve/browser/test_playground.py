@@ -136,7 +136,9 @@ def test_a_sentence_has_a_beam_for_each_of_its_words(at: View) -> None:
 
 
 def test_models_stand_side_by_side_and_can_be_left_out(at: View) -> None:
-    page = at("try?words=abc")
+    page = at("try")
+    assert page.get_by_label("Type a word").input_value() == "Hannah"  # of the first model that has something to try
+    page.get_by_label("Type a word").fill("abc")
     page.locator("article[aria-label=arabic] .answers").wait_for()
     page.locator("article[aria-label=backwards] .answers").wait_for()
     page.get_by_role("checkbox", name="arabic").uncheck()
@@ -364,6 +366,12 @@ def test_a_file_is_measured(at: View, served: Any, monkeypatch: pytest.MonkeyPat
     with page.expect_download() as download:
         page.get_by_role("button", name="Download TSV").click()
     assert "source\tright answer" in Path(download.value.path()).read_text(encoding="utf-8")
+    one = {"name": "one.tsv", "mimeType": "text/plain", "buffer": b"abcdef\tZ\n"}
+    page.locator("input[type=file]").set_input_files(one)
+    page.get_by_text("1 of 1 pair, done").wait_for()
+    rows = dict(row.split(maxsplit=1) for row in page.locator(".scores-table tbody tr").all_inner_texts())
+    assert "%" in rows["PER"]
+    assert "%" not in rows["BLEU"]  # which runs to 100, however low it is
 
 
 def test_curves_grow_while_a_run_trains(at: View, served: Any) -> None:
@@ -374,6 +382,9 @@ def test_curves_grow_while_a_run_trains(at: View, served: Any) -> None:
     log_epoch(served.runs / "live", 2)
     page.get_by_text("2 of 5 epochs").wait_for()
     assert page.locator(".plot").first.get_attribute("aria-label") != before
+    with open(served.runs / "live" / "log.jsonl", "a", encoding="utf-8") as log:
+        log.write(json.dumps({"event": "interrupted", "epoch": 2, "step": 20}) + "\n")
+    page.get_by_text("Stopped; it can be resumed.").wait_for()
     page.get_by_role("combobox", name="Run").select_option("backwards")
     page.get_by_text("all epochs are done").wait_for()
 

@@ -8,6 +8,7 @@ from typing import Any
 from thalweg.tasks.boxed.models import boxed, folder_of
 from thalweg.tasks.pronounce.dictionary import pronunciations
 from thalweg.tasks.transduce.serving import StringServant
+from thalweg.tasks.transduce.transducer import Transducer
 
 
 class WordServant(StringServant):
@@ -18,6 +19,18 @@ class WordServant(StringServant):
     'Hannah'
     """
 
+    def __init__(self, transducer: Transducer, *args: Any, **options: Any):
+        super().__init__(transducer, *args, **options)
+        own = Transducer(
+            transducer.model, transducer.source, transducer.target, longest=transducer.longest, meta=transducer.meta
+        )
+        self._alone = StringServant(own, *args, **options)
+
+    @property
+    def examined(self) -> StringServant:
+        """The model alone, as ``thalweg evaluate`` measures it."""
+        return self._alone
+
     def _warm(self) -> bool:
         pronunciations()  # read once, here rather than for the first caller
         return super()._warm()
@@ -27,5 +40,6 @@ class WordServant(StringServant):
         told = boxed(self.run)
         figures = json.loads((folder_of(self.run) / "figures.json").read_text(encoding="utf-8"))["measured"]
         scores = {split: {"items": facts["items"], **facts["scores"]} for split, facts in figures.items()}
-        own = {"scores": scores} if told is None else {"scores": scores, "about": told.about, "examples": told.examples}
+        own = {"scores": scores, "measured": "the model alone, without the dictionary"}
+        own |= {} if told is None else {"about": told.about, "examples": told.examples}
         return super().describe() | own

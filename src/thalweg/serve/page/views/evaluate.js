@@ -83,6 +83,7 @@ export function Evaluate({ models, words, change }) {
           >`
         }
         <${SearchControls} how=${how} kinds=${["greedy", "beam"]} change=${change} />
+        ${model.measured && html`<p class="note">Measured is ${model.measured}.</p>`}
       </div>
     </div>
     <${Problem} error=${problem || run.error} retry=${run.error && run.again} />
@@ -189,8 +190,8 @@ function Standing({ run }) {
   </div>`;
 }
 
-// Rates are shares; other scores, such as BLEU, run to 100.
-const isRate = (score) => score.high <= 1;
+// Rates are shares, and of errors there may be more than one for each symbol; BLEU and chrF run to 100.
+const isRate = (score) => !/^(BLEU|chrF)/.test(score.name);
 const shownScore = (score, value) => (isRate(score) ? `${(100 * value).toFixed(1)} %` : number(value, 3));
 
 function Interval({ score }) {

@@ -93,14 +93,21 @@ function useLog(name) {
   const epochs = [...byEpoch.values()].sort((a, b) => a.epoch - b.epoch);
   const end = mine.find((event, n) => event.event === "end" && !mine.slice(n).some((later) => later.event === "start"));
   const best = [...epochs].reverse().find((event) => event.best)?.epoch;
-  return { all, live, error, epochs, start: all[last], end, best };
+  const stopped = all.at(-1)?.event === "interrupted";
+  return { all, live, error, epochs, start: all[last], end, best, stopped };
 }
 
 function Facts({ log }) {
-  const { start, end, epochs, best, live } = log;
+  const { start, end, epochs, best, live, stopped } = log;
   if (!start)
     return html`<p class="note">${live ? "Waiting for the first line of the log …" : "The log is empty."}</p>`;
-  const state = end ? REASONS[end.reason] || "Finished." : live ? "Training now." : "Not finished.";
+  const state = end
+    ? REASONS[end.reason] || "Finished."
+    : stopped
+      ? "Stopped; it can be resumed."
+      : live
+        ? "Training now."
+        : "Not finished.";
   const facts = [
     `${epochs.length} of ${count(start.epochs, "epoch")}`,
     start.parameters && `${start.parameters.toLocaleString("en")} parameters`,

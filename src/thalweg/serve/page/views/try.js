@@ -15,7 +15,7 @@ export function Try({ models, words, change }) {
   if (!usable.length) return html`<${NoModels} />`;
   const chosen =
     words.models === undefined ? usable : usable.filter((model) => words.models.split(",").includes(model.name));
-  const text = words.words ?? chosen[0]?.examples?.[0] ?? "";
+  const text = words.words ?? chosen.flatMap((model) => model.examples || [])[0] ?? "";
   const list = text
     .split("\n")
     .map((line) => line.trim())
@@ -361,7 +361,7 @@ function Lines({ all, name, list, at, change }) {
               aria-pressed=${n === at ? "true" : "false"}
               onClick=${() => change({ ...FIRST, at: n || null })}
             >
-              <bdi>${word}</bdi><bdi class="text">${best.get(word)?.text ?? "…"}</bdi>
+              <bdi>${word}</bdi><bdi class="text">${(best.get(word)?.text ?? "…") || html`<em>nothing</em>`}</bdi>
               <span class="figure">${best.get(word)?.probability >= 0 ? percent(best.get(word).probability) : ""}</span>
             </button>
           </li>`,
