@@ -113,6 +113,11 @@ def test_a_list_is_answered_line_by_line(at: View, served: Any) -> None:
     assert texts(page) == expected(served, "bad", search="beam", width=5)
     page.locator(".lines .text").nth(1).get_by_text(expected(served, "fed", search="beam")[0], exact=True).wait_for()
     assert "at=2" in page.url
+    page.get_by_text("Exact", exact=True).click()
+    with page.expect_response(lambda answer: (answer.request.post_data or "").count('"ab"') > 1) as all_lines:
+        page.get_by_label("Type a word").fill("ab\n" * 100)
+    assert all_lines.value.status == 200
+    page.get_by_text("The first 80 lines are answered here").wait_for()
 
 
 def test_a_sentence_has_a_beam_for_each_of_its_words(at: View) -> None:

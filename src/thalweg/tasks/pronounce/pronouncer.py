@@ -73,7 +73,7 @@ class Pronouncer(Transducer):
     ('R EH D | T UW | TH AE L W EH G Z', 'dictionary+model')
     """
 
-    fate = "neither a letter, a number nor punctuation, so left out"
+    fate = "neither an English letter, a number nor punctuation, so left out"
 
     def predict(
         self,

@@ -40,6 +40,6 @@ class WordServant(StringServant):
         told = boxed(self.run)
         figures = json.loads((folder_of(self.run) / "figures.json").read_text(encoding="utf-8"))["measured"]
         scores = {split: {"items": facts["items"], **facts["scores"]} for split, facts in figures.items()}
-        own = {"scores": scores, "measured": "the model alone, without the dictionary"}
+        own = {"scores": scores, "measured": "the model alone, without the dictionary; it reads words in lower case"}
         own |= {} if told is None else {"about": told.about, "examples": told.examples}
         return super().describe() | own

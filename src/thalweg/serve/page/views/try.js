@@ -7,6 +7,7 @@ import { Attention } from "./attention.js";
 import { SearchControls, asked, readSearch, said, searchInPython } from "./search.js";
 import { Tree } from "./tree.js";
 
+const PROVED = 80; // lines that are searched exactly: more may cost a server too much at once
 const FIRST = { at: null, pick: null, part: null }; // line, answer and word of a sentence: of other words, the first
 
 export function Try({ models, words, change }) {
@@ -136,7 +137,7 @@ function Model({ model, list, at, how, tags, change, pick, part, seen }) {
   const same = JSON.stringify(asked(usual)) === JSON.stringify(asked(how));
   const answer = useAnswer(word ? bodyOf(model, [word], how, tags, attention) : null);
   const before = useAnswer(word && !same ? bodyOf(model, [word], usual, tags, {}) : null);
-  const most = model.limits?.inputs ?? 256;
+  const most = Math.min(model.limits?.inputs ?? 256, how.search === "exact" ? PROVED : Infinity);
   const all = useAnswer(list.length > 1 ? bodyOf(model, list.slice(0, most), { ...how, k: 1 }, tags, {}) : null, 300);
   const width = how.search === "greedy" ? 1 : how.search === "beam" ? how.width : usual.width;
   const features = model.features ? { features: tags } : {};
@@ -329,14 +330,14 @@ function Marks({ row, old, n, usual }) {
 function Change({ rows, old, usual }) {
   if (!old?.length || !rows.length) return null;
   const lost = old.filter((answer) => !rows.some((row) => row.text === answer.text)).map((answer) => answer.text);
-  const name = said(asked(usual));
+  const name = said(asked(usual)).replace(/^./, (letter) => letter.toUpperCase());
   const first = html`<bdi>${old[0].text || "nothing"}</bdi>`;
   const few = lost
     .slice(0, 3)
     .map((text, n) => html`${n ? ", " : ""}<s key=${text}><bdi>${text || "nothing"}</bdi></s>`);
   const more = lost.length > few.length ? `, and ${lost.length - few.length} more` : "";
   return html`<p class="change" role="status">
-    ${rows[0].text === old[0].text ? `Same first answer as ${name}.` : html`${name} begins with ${first} instead.`}
+    ${name} begins with ${rows[0].text === old[0].text ? "the same answer." : html`${first} instead.`}
     ${lost.length > 0 && html` Not found this way: ${few}${more}.`}
   </p>`;
 }
