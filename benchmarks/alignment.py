@@ -3,14 +3,15 @@
     python -m benchmarks alignment --write                  on this CPU
     python -m benchmarks alignment --device cuda --write    on a GPU
 
-torch-struct==0.5 and genbmm, which its alignments need, may lie in any folder of PYTHONPATH; without them torch's loss
-is the only peer. Values and gradients must agree before anything is timed. torch-struct is given items of full length:
-with `lengths` its sums are wrong, by how much is noted.
+torch-struct==0.5 and genbmm, which its alignments need, may lie in any folder of PYTHONPATH (genbmm compiled, for a
+GPU); without them torch's loss is the only peer. Values and gradients must agree before anything is timed.
+torch-struct is given items of full length: with `lengths` its sums are wrong, by how much is noted.
 """
 
 from __future__ import annotations
 
 import warnings
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -35,13 +36,12 @@ Answer = tuple[Tensor, Tensor]
 
 def peers(run: Run) -> Any:
     """torch-struct, if it is here."""
+    needed = ["torch_struct", "genbmm", *["_genbmm"] * (run.args.device == "cuda")]  # compiled: else it has only Python
     try:
-        import genbmm
-        import torch_struct
+        torch_struct, *_ = map(import_module, needed)
     except ImportError as error:
         run.found({}, [f"torch-struct is left out: {error}; its alignments need torch-struct==0.5 and genbmm"])
         return None
-    del genbmm
     run.found({"torch-struct": version_of("torch-struct", torch_struct)}, [])
     return torch_struct
 
@@ -157,10 +157,11 @@ def report(facts: Facts) -> list[str]:
         lines += ["## Edit lattices: B items, I by J symbols", ""]
         lines += comparison(facts["alignment"], ["B, I, J"], lambda cell: [", ".join(map(str, cell["size"]))])
     if "struct_with_lengths" in facts:
+        slow = ": without a GPU, genbmm multiplies its matrices entry by entry in Python" * (facts["place"] == "cpu")
         lines += [
             "torch-struct agrees where every item has full length. With `lengths` its log Z is off by up to "
             f"{facts['struct_with_lengths']:.2g} on a batch of 4 x 4 and 2 x 4 symbols. Larger grids are not asked "
-            "of it: without a GPU, genbmm multiplies its matrices entry by entry in Python.",
+            f"of it{slow}.",
             "",
         ]
     return lines[:-1]

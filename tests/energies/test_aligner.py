@@ -112,6 +112,15 @@ def test_planted_errors_rank_first_in_other_languages(language: str, shared_data
     assert len(set(order[:60]) & wrong) >= 17
 
 
+def test_surprise_of_pairs_that_were_not_learned_from():
+    """There is nothing of theirs to take off: few pairs learned, many judged."""
+    few = ChunkAligner().fit([("a", "b")])
+    strange = few.surprise([("nan", ["n", "a", "n"]), ("aaaa", "bbbb"), ("xyz", "a")])
+    assert strange.isfinite().all()
+    assert (strange > 0).all()
+    assert strange[1] < strange[2]
+
+
 @pytest.mark.slow
 def test_which_errors_an_audit_finds(shared_data: Path):
     """Targets passed on, targets cut in half, single sounds changed, which are little beside the rest of an entry."""

@@ -143,6 +143,39 @@ def test_known_counts(backend):
     assert none.mode.shape == (0, 4, 3)
 
 
+@pytest.mark.parametrize("backend", BACKENDS[:2])
+@pytest.mark.parametrize(("moves", "size"), [(alignments.EDITS, (0, 0)), (((2, 1),), (1, 0))])
+def test_where_no_move_is_possible_gradients_are_zero(moves, size, backend):
+    scores = torch.zeros(2, size[0] + 1, size[1] + 1, len(moves), dtype=torch.float64, requires_grad=True)
+    only = Alignment(scores, moves=moves, lengths=[0, 0], target_lengths=[0, 0], backend=backend)
+    (once,) = torch.autograd.grad(only.log_partition.sum(), scores, create_graph=True)
+    (twice,) = torch.autograd.grad(once.sum(), scores)
+    (of_entropy,) = torch.autograd.grad(only.entropy().sum(), scores)
+    assert not any(each.any() for each in (once, twice, of_entropy, only.marginals))
+    assert all((each == -1).all() for each in (only.sample((3,)), only.mode, only.perturbed_mode(2)))
+    assert only.top_k(2)[0].tolist() == [[0.0, -INF]] * 2
+
+
+def test_what_is_no_path_has_no_score():
+    pair = Alignment(torch.zeros(1, 3, 3, 3), band=1)
+    local = Alignment(torch.zeros(1, 3, 3, 3), local=True, target_lengths=[1])
+    blank = (-1, -1, -1)
+    for rule, p, *steps in (
+        ("begin where the move before ended", pair, (2, 2, 0)),
+        ("begin where the move before ended", pair, (1, 1, 0), (2, 2, 2)),
+        ("begin where the move before ended", pair, (1, 1, 0), blank, (2, 2, 0)),
+        ("end in the last cell", pair, (1, 1, 0)),
+        ("lie within the lengths and the band", pair, (1, 0, 1), (2, 0, 1), (2, 1, 2), (2, 2, 2)),
+        ("lie within the lengths and the band", local, (2, 2, 0)),
+        (r"lie below \(3, 3, 3\)", pair, (1, 1, -4)),
+    ):
+        path = torch.tensor([[*steps, *[blank] * (4 - len(steps))]])
+        with pytest.raises(ShapeError, match=rule):
+            p.log_prob(path)
+    same(local.score(torch.tensor([[(2, 1, 0), blank, blank, blank]])), [0.0])
+    assert pair.score(torch.tensor([[blank] * 4])) == 0  # what `top_k` fills up with
+
+
 def test_edits_are_differentiable_and_broadcast():
     match = torch.randn(2, 3, 2, dtype=torch.float64, requires_grad=True)
     delete = torch.randn(2, 3, 1, dtype=torch.float64, requires_grad=True)

@@ -239,7 +239,8 @@ class ChunkAligner:
         .. math:: -\log p_{-n}(x_n, y_n) / (I + J)
 
         where the pair's own expected counts are taken off those of its chunks: what occurs in no other entry is as good
-        as never seen. inf where no alignment fits. The highest are the entries to check by hand.
+        as never seen. A pair that was not learned from has at most what there is to take off. inf where no alignment
+        fits. The highest are the entries to check by hand.
 
         >>> pairs = [("ab", "xy"), ("ba", "yx"), ("aab", "xxy"), ("bb", "yy"), ("ab", "yx")]
         >>> aligner = ChunkAligner().fit(pairs)
@@ -255,10 +256,12 @@ class ChunkAligner:
             # Uses of a pair of chunks by an item, at each of the moves that align it.
             item = torch.arange(len(where)).view(-1, 1, 1, 1)
             keys, inverse = torch.unique((item * size + where).flatten(), return_inverse=True)
-            own = torch.zeros(len(keys), dtype=torch.float64).index_add_(0, inverse, uses.flatten())[inverse]
+            own = torch.zeros(len(keys), dtype=torch.float64).index_add_(0, inverse, uses.flatten())
             counts = torch.cat((self.counts, torch.zeros(1).double()))
-            left = (counts[where] - own.view(where.shape)).clamp(min=0)
-            less = total - uses.flatten(1).sum(1).view(-1, 1, 1, 1)
+            own = torch.minimum(own, counts[keys % size])  # all there is, of a pair that was not learned from
+            left = counts[where] - own[inverse].view(where.shape)
+            taken = torch.zeros(len(where), dtype=torch.float64).index_add_(0, keys // size, own)
+            less = total - taken.view(-1, 1, 1, 1)
             scores = ((left + _UNSEEN) / (less + _UNSEEN * size)).log()
             scores = torch.where(torch.isneginf(self._scores(grid, logs)), -math.inf, scores)
             values = self._paths(grid, scores).log_partition

@@ -164,19 +164,38 @@ class Alignment(PathStructure):
         require_integers("alignments", value, "(.., B, S, 3)", {"B": batch, "S": steps}, (batch, steps, 3))
         value = value.to(self.lattice.scores.device, torch.long)
         there = value[..., 0] >= 0
-        limits = torch.tensor(sizes, device=value.device)
         if self.checked and not traced():
-            wrong = (((value < 0) | (value >= limits)).any(-1) & there).nonzero()
-            if len(wrong):
-                *_, item, step = at = wrong[0].tolist()
-                raise ShapeError(
-                    f"moves (i, j, m) of alignments must lie below {tuple(sizes)}, "
-                    f"got {tuple(value[tuple(at)].tolist())} at step {step} of batch item {item}"
-                )
+            self._require_paths(value, there)
         place = (value[..., 0] * sizes[1] + value[..., 1]) * sizes[2] + value[..., 2]
         marks = self.lattice.scores.new_zeros(*value.shape[:-2], sizes[0] * sizes[1] * sizes[2])
         marks = marks.scatter_add(-1, torch.where(there, place, 0), there.to(marks.dtype))
         return marks.view(*value.shape[:-2], *sizes)
+
+    def _require_paths(self, value: Tensor, there: Tensor) -> None:
+        """Raise a ShapeError for what is no path of the set; what is -1 throughout is no path, and passes."""
+        grid = self.lattice
+        sizes = tuple(grid.scores.shape[1:])
+        low = (value >= 0).all(-1) & (value < torch.tensor(sizes, device=value.device)).all(-1)
+        self._refuse(value, there & ~low, f"lie below {sizes}")
+        i, j, m = torch.where(there.unsqueeze(-1), value, 0).unbind(-1)
+        item = torch.arange(len(grid.rows), device=value.device).unsqueeze(-1)
+        self._refuse(value, there & ~self.inside[item, i, j, m], "lie within the lengths and the band")
+        cell = torch.stack((i, j), -1)
+        origin = cell - torch.tensor(grid.moves, device=value.device)[m]
+        follows = there.roll(1, -1) & (origin == cell.roll(1, -2)).all(-1)
+        follows[..., :1] = grid.ends == 0 or (origin[..., :1, :] == 0).all(-1)
+        self._refuse(value, there & ~follows, "begin where the move before ended, the first in (0, 0)")
+        last = there & ~torch.nn.functional.pad(there[..., 1:], (0, 1))
+        short = (i != grid.rows[item]) | (j != grid.columns[item])
+        self._refuse(value, last & short & (grid.ends > 0), "end in the last cell")
+
+    def _refuse(self, value: Tensor, wrong: Tensor, rule: str) -> None:
+        if bool(wrong.any()):
+            *_, item, step = at = wrong.nonzero()[0].tolist()
+            got = tuple(value[tuple(at)].tolist())
+            raise ShapeError(
+                f"moves (i, j, m) of alignments must {rule}, got {got} at step {step} of batch item {item}"
+            )
 
     def structure_of(self, parts: Tensor) -> Tensor:
         """The path whose moves are marked: sorted by cell they stand in its order."""

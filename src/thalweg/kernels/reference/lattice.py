@@ -115,7 +115,8 @@ def fold(lattice: Lattice, semiring: Semiring, *scores: Tensor) -> Tensor:
     by_sweep = _cells if lattice.labels is None else _emitted
     layers = [by_sweep(lattice, x, 0.0 if n else -math.inf) for n, x in enumerate(scores)]
     lane = torch.arange(lattice.width, device=lattice.rows.device)
-    blank = torch.zeros_like(layers[0][..., 0, :, 0])  # (.., B, L)
+    # (.., B, L); where no move is possible the gradient is 0 rather than none.
+    blank = torch.zeros_like(layers[0][..., 0, :, 0]) + scores[0][..., :0].sum()
     anywhere = lattice.ends == 0
     found = [semiring.lift(torch.where((lane == 0) & (not anywhere), blank, -math.inf))]
     begun = [_or_begun(semiring, found[0]) if anywhere else found[0]]
