@@ -61,6 +61,8 @@ def test_a_preset_is_the_same_wherever_it_is_named(tmp_path, told, task, name):
     by_python = chosen.configure({**plain, "model": name})
     within = chosen.configure({**plain, "model": {"preset": name}})
     assert by_words == by_yaml == by_python == within
+    for key in ("model", "model.preset"):
+        assert told("--task", task, *data, f"{key}={name}", "epochs=3", "--out", tmp_path / "run") == by_words
     assert chosen.configure(chosen.settings(by_python)) == by_python, "complete settings need no preset"
 
 
@@ -98,6 +100,16 @@ def test_a_batch_size_that_is_said_is_meant():
 def test_the_words_over_a_preset_know_its_settings():
     config = build_config(apply_overrides({"model": "transformer-rotary"}, ["heads=8", "model.width=64"]))
     assert config.model == TransformerConfig(heads=8, width=64, positions="rotary")
+    for words in (["model=causal", "heads=2"], ["heads=2", "model.preset=causal"]):
+        said = build_config({"model": {"preset": "causal", "heads": 2}})
+        for under in ({}, {"model": "gru"}):
+            assert build_config(apply_overrides(under, words)) == said
+        model = apply_overrides({"model": {"preset": "transformer", "kind": "encoder-decoder", "width": 64}}, words)[
+            "model"
+        ]
+        assert (model["kind"], model["heads"], model["width"]) == ("causal", 2, 64), "a word goes before a file"
+    with pytest.raises(ConfigError, match="model `casual` is not known; did you mean `causal`"):
+        apply_overrides({}, ["model=casual"])
     with pytest.raises(ConfigError, match="`hidden` is not a setting of transformer models"):
         apply_overrides({"model": "transformer-rotary"}, ["hidden=8"])
 
