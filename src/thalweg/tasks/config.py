@@ -171,7 +171,7 @@ def lay_over(raw: Mapping[str, Any], words: Iterable[str], kind: type) -> dict[s
     words, aliases, families = list(words), getattr(kind, "aliases", {}), getattr(kind, "families", {})
     told = {key.strip(): value.strip() for key, _, value in (word.partition("=") for word in words)}
     presets = getattr(kind, "presets", {})
-    for key in told.keys() & {"model", "model.preset"} if presets else ():
+    for key in (key for key in told if presets and key in ("model", "model.preset")):
         own = raw.get("model")
         raw = dict(with_preset({**raw, "model": str(_value(told[key], None))}, presets))
         if isinstance(own, Mapping):
