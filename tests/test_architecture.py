@@ -9,6 +9,7 @@ import inspect
 import io
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -470,6 +471,30 @@ def test_example_runner_can_fail() -> None:
     ran, said = run_examples(Module("made.up", Path("up.py"), text, ast.parse(text), False), {})
     assert ran == 1
     assert "Expected:\n    3" in said
+
+
+# What a docstring refers to by its whole name: :class:`~thalweg.room.Name`, or a text with <the name> after it.
+REFERRED = re.compile(r":\w+:`(?:[^`<]*<|~)?(thalweg(?:\.\w+)+)>?`")
+
+
+def unknown_names(text: str) -> list[str]:
+    """Of the names that a text refers to, those that cannot be imported."""
+    unknown = []
+    for name in REFERRED.findall(text):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            unknown.append(name)
+    return unknown
+
+
+def test_docstrings_refer_to_what_is_there() -> None:
+    found = [f"{m.name}: {name}" for m in modules() for name in unknown_names(m.text)]
+    assert not found, "\n".join(found)
+    absent = ":class:`thalweg.tasks.Absent`, :meth:`it <thalweg.tasks.base.Task.predicted>`, :func:`~thalweg.x`"
+    known = ":class:`~thalweg.tasks.Task`, :meth:`it <thalweg.tasks.base.Task.predict>`, :func:`local`"
+    assert len(unknown_names(absent)) == 3
+    assert not unknown_names(known)
 
 
 # (f), (g) and (h): files

@@ -93,12 +93,21 @@ def test_docs_build(tmp_path: Path, whole: bool) -> None:
     run(program, "build", "--strict", "-f", str(config), "--site-dir", str(site), NO_MKDOCS_2_WARNING="1")
     assert (site / "index.html").is_file()
     rooms = [name for name in thalweg.__all__ if inspect.ismodule(getattr(thalweg, name))]
-    for room in [*rooms, "learning.losses"]:
+    for room in [*rooms, "learning.losses", "recipes"]:
         page = (site / "reference" / f"{room.split('.')[-1]}.html").read_text("utf-8")
         module = importlib.import_module(f"thalweg.{room}")
         names = [x for x in module.__all__ if isinstance(getattr(module, x), type | FunctionType)]
         # A function may stand in a module of its own name, under which its page then has it.
         assert [x for x in names if not re.search(rf'id="thalweg\.{room}\.({x}\.)?{x}"', page)] == [], room
+
+
+def test_reference_pages_say_where_their_names_are() -> None:
+    """A module that a page names in words is one that it shows."""
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        text = page.read_text("utf-8")
+        named, shown = (re.findall(each, text, re.MULTILINE) for each in (r"`(thalweg[\w.]*)`", r"^::: (\S+)$"))
+        assert named, page.name
+        assert set(named) <= set(shown), page.name
 
 
 def test_the_site_is_configured() -> None:

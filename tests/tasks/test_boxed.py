@@ -114,7 +114,7 @@ def test_a_servant_is_examined_without_its_dictionary(tmp_path, monkeypatch):
 def test_the_exact_optimum_beside_a_beam_is_the_models_own():
     servant = task_of_run("english").serving("english", device="cpu")
     (question,) = servant.questions(["read"])  # the dictionary has it, with other probabilities
-    exact = servant.tree(question, servant.plan({"width": 3}), exact=True)["exact"]
+    exact = servant.tree(question, servant.plan_of({"width": 3}), exact=True)["exact"]
     assert exact["optimal"]
     assert exact["log_prob"] < 0
     model = thalweg.load("english", device="cpu")

@@ -148,7 +148,7 @@ def test_an_ensemble_answers_as_one(ensemble, pairs):
     (small,) = load(out, device="cpu", precision="int8").predict(["abba"])
     assert small.answers[0].log_prob == pytest.approx(found.answers[0].log_prob, abs=0.5)
     servant = task_named("transduce").serving(out, device="cpu")
-    (served,) = servant.answer(servant.questions(["abba"]), servant.plan({}))
+    (served,) = servant.answer(servant.questions(["abba"]), servant.plan_of({}))
     assert served.answers[0].text == found.answers[0].text
     with pytest.raises(ConfigError, match=r"got an ensemble of 3; name one: .*three/model.safetensors"):
         export_onnx(out, out / "onnx")

@@ -40,6 +40,13 @@ def test_settings_without_a_task_are_of_transduction():
     assert "task" not in as_settings(TransduceConfig()), "configs of transduction are written as before"
 
 
+@pytest.mark.parametrize("settings", [None, 3, b"config.yaml", ["epochs=3"]])
+def test_what_is_neither_settings_nor_a_config_is_told(tmp_path, settings):
+    said = f"expected a config, settings by name or a YAML file, got {type(settings).__name__}"
+    with pytest.raises(ConfigError, match=said):
+        train(settings, tmp_path / "run")
+
+
 def test_words_find_the_sections_of_their_task():
     task = task_named("classify")
     words = ["path=digits", "channels=4,8", "hidden=", "units=2", "flip=false", "crop=2", "mixup=0.2", "loss=hinge"]

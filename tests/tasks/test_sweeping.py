@@ -65,6 +65,9 @@ def test_a_sweep_over_families_of_models(data: Path) -> None:
     plan = plan_sweep(raw)
     kinds = [plan.settings({"model.family": name}, 0)["model"]["family"] for name in ("recurrent", "transformer")]
     assert kinds == ["recurrent", "transformer"]
+    raw["model"], raw["sweep"]["space"] = {"preset": "gru", "hidden": 8}, {"model": ["gru", "lstm"]}
+    found = [plan_sweep(raw).settings({"model": name}, 0)["model"] for name in ("gru", "lstm")]
+    assert [(model["cell"], model["hidden"]) for model in found] == [("gru", 8), ("lstm", 8)]
 
 
 def test_settings_of_every_task() -> None:

@@ -52,7 +52,7 @@ class Service:
         for option in options:
             if option not in servant.takes:
                 raise RefusedError(422, "unknown_field", f"`{option}` is of no use to this model; leave it out", option)
-        plan = servant.plan(options)
+        plan = servant.plan_of(options)
         if plan.weight * items > COST:
             raise RefusedError(
                 422,

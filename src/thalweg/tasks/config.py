@@ -155,8 +155,9 @@ def _remedy(key: str, choices: Iterable[str], families: Kinds | None, family: st
 def lay_over(raw: Mapping[str, Any], words: Iterable[str], kind: type) -> dict[str, Any]:
     """Settings with ``key=value`` words laid over them; a key may leave out its section where that is unambiguous.
 
-    Which settings a model has depends on its family: that of ``raw``, or the one that a word names. Where a setting is
-    a list, ``32,64`` and a single ``32`` are one too.
+    Which settings a model has depends on its family: that of ``raw``, or the one that a word names. ``model=NAME``
+    names a preset, whose settings of the model go before those of ``raw``. Where a setting is a list, ``32,64`` and a
+    single ``32`` are one too.
 
     Args:
         raw: settings as a YAML file holds them; left as they are.
@@ -168,13 +169,20 @@ def lay_over(raw: Mapping[str, Any], words: Iterable[str], kind: type) -> dict[s
     {'model': {'hidden': 128}, 'training': {'epochs': 3}}
     """
     words, aliases, families = list(words), getattr(kind, "aliases", {}), getattr(kind, "families", {})
-    raw = with_preset(raw, getattr(kind, "presets", {}))
+    told = {key.strip(): value.strip() for key, _, value in (word.partition("=") for word in words)}
+    presets = getattr(kind, "presets", {})
+    for key in (key for key in told if presets and key in ("model", "model.preset")):
+        own = raw.get("model")
+        raw = dict(with_preset({**raw, "model": str(_value(told[key], None))}, presets))
+        if isinstance(own, Mapping):
+            raw["model"] = {**{name: value for name, value in own.items() if name != "preset"}, **raw["model"]}
+        words = [word for word in words if word.partition("=")[0].strip() != key]
+    raw = with_preset(raw, presets)
     result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
     hints = get_type_hints(kind)
     sections = {name: get_type_hints(hint) for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
     family = ""
     if families:
-        told = {key.strip(): value.strip() for key, _, value in (word.partition("=") for word in words)}
         named = told.get("model.family", told.get("family"))
         family = family_of({"family": named} if named else raw.get("model"), families)
         sections = {name: sections.get(name, {}) for name in hints if name in sections or name == "model"}

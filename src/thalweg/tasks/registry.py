@@ -78,6 +78,8 @@ def task_of(settings: Any, where: str = "") -> Task:
     """
     if isinstance(settings, Mapping):
         return task_named(settings.get("task", list_tasks()[0]), where)
+    if not hasattr(settings, "task"):
+        raise ConfigError(f"expected a config, settings by name or a YAML file, got {type(settings).__name__}")
     return task_named(settings.task, where)
 
 

@@ -70,7 +70,7 @@ class Servant(ABC):
     ...     def describe(self):
     ...         return {"about": "says it again"}
     ...
-    ...     def plan(self, options):
+    ...     def plan_of(self, options):
     ...         return Plan(1)
     ...
     ...     def questions(self, inputs, features=()):
@@ -79,7 +79,7 @@ class Servant(ABC):
     ...     def answer(self, questions, plan):
     ...         return questions
     >>> echo = Echo()
-    >>> echo.answer(echo.questions(["a"]), echo.plan({}))
+    >>> echo.answer(echo.questions(["a"]), echo.plan_of({}))
     ['a']
     """
 
@@ -92,7 +92,7 @@ class Servant(ABC):
         """What there is to know before asking, as JSON values: ``default`` options, ``examples``, ``scores``, ..."""
 
     @abstractmethod
-    def plan(self, options: Mapping[str, Any]) -> Plan:
+    def plan_of(self, options: Mapping[str, Any]) -> Plan:
         """Options of a request, those that were given, as a plan; a wrong one is a ``ConfigError``."""
 
     @abstractmethod

@@ -63,8 +63,8 @@ class ImageBatch:
 class ImageBatches:
     r"""The batches of every epoch, in an order and with changes that seed, epoch and batch number fix.
 
-    Images are drawn as bytes, changed by :func:`thalweg.data.augment`, mixed and normalised, each step one operation
-    on the whole batch. Mixing (Zhang et al., 2018) replaces image :math:`x_b` by
+    Images are drawn as bytes, changed by :func:`thalweg.data.images.augmentation.augment`, mixed and normalised, each
+    step one operation on the whole batch. Mixing (Zhang et al., 2018) replaces image :math:`x_b` by
     :math:`w_b x_b + (1 - w_b) x_{\pi(b)}` with :math:`w_b \sim \mathrm{Beta}(\alpha, \alpha)` and a random
     permutation of the batch.
 

@@ -28,7 +28,7 @@ LEAD = 3  # steps the host may be ahead of what it knows of the search
 
 
 class FixedDecoder(Protocol):
-    """A decoder whose rows never change in number; see :class:`thalweg.energies.FixedTransformer`.
+    """A decoder whose rows never change in number; see :class:`thalweg.energies.transformer.fixed.FixedTransformer`.
 
     >>> sorted(name for name in vars(FixedDecoder) if not name.startswith("_"))
     ['encode', 'lineage', 'load', 'step']

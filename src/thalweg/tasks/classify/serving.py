@@ -52,7 +52,7 @@ class ImageServant(Servant):
             "scores": measured_scores(self.run) if self.run else {},
         }
 
-    def plan(self, options: Mapping[str, Any]) -> Plan:
+    def plan_of(self, options: Mapping[str, Any]) -> Plan:
         """How many classes, and the temperature of their probabilities."""
         temperature = float(options.get("temperature", 1.0))
         if not 1 / _HOTTEST <= temperature <= _HOTTEST:  # NaN too

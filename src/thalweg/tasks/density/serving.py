@@ -24,7 +24,7 @@ class RowServant(Servant):
     >>> from thalweg.tasks.density.config import DensityConfig
     >>> from thalweg.tasks.density.model import build_estimator
     >>> servant = RowServant(Density(build_estimator(DensityConfig(), 1), torch.zeros(1), torch.ones(1)))
-    >>> servant.answer(servant.questions([[0.0], [1.0]]), servant.plan({"k": 1}))[1].source
+    >>> servant.answer(servant.questions([[0.0], [1.0]]), servant.plan_of({"k": 1}))[1].source
     'row 2'
     """
 
@@ -41,7 +41,7 @@ class RowServant(Servant):
             "scores": measured_scores(self.run) if self.run else {},
         }
 
-    def plan(self, options: Mapping[str, Any]) -> Plan:
+    def plan_of(self, options: Mapping[str, Any]) -> Plan:
         """How many parts are named."""
         return Plan(options.get("k", 1))
 

@@ -45,7 +45,7 @@ class StringServant(Servant):
     >>> codec = Codec(Symbols(), Alphabet.build(["abc"]))
     >>> model = Seq2Seq(Seq2SeqConfig(hidden=8), source_size=7, target_size=7)
     >>> servant = StringServant(Transducer(model, codec, codec, longest=4, meta={}), SearchConfig, takes=("width",))
-    >>> plan = servant.plan({"k": 2, "width": 3})
+    >>> plan = servant.plan_of({"k": 2, "width": 3})
     >>> servant.answer(servant.questions(["cab", "a"]), plan)[1].source
     'a'
     """
@@ -99,7 +99,7 @@ class StringServant(Servant):
             return distinct[:: max(1, len(distinct) // _EXAMPLES)][:_EXAMPLES]
         return []
 
-    def plan(self, options: Mapping[str, Any]) -> Plan:
+    def plan_of(self, options: Mapping[str, Any]) -> Plan:
         """A search, whether attention is wanted, and what becomes of symbols never seen."""
         return self._made(tuple(sorted(options.items())))
 
