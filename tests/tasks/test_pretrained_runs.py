@@ -357,6 +357,11 @@ def test_rules_of_a_task_hold_in_every_search(home, tmp_path):
     assert len({*itertools.pairwise(row)}) < len(row) - 1, "the test needs a model that goes in circles"
 
 
+def test_a_decoder_is_of_a_pair(home):
+    with pytest.raises(ConfigError, match=r"model\.decoder goes with an encoder"):
+        open_checkpoint(PretrainedConfig(checkpoint=str(home / "t5"), decoder=str(home / "bert2bert" / "half")))
+
+
 @pytest.mark.parametrize("name", ["t5", "byt5", "bart", "marian", "bert2bert"])
 def test_texts_go_in_and_come_out_as_with_generate(home, tmp_path, name):
     """From text to text, ragged sources in one batch: what a user of transformers would get."""
