@@ -271,6 +271,11 @@ def test_what_it_does_not_serve() -> None:
     assert compiled_search(short, sources(3), request) is None
 
 
+def test_sources_reach_the_last_learned_position() -> None:
+    model, source = model_of(replace(SMALL, positions="learned", max_positions=7)), sources(3, 7)
+    assert_same(compiled(model, source, WISHES[3]), ordinary(model, source, WISHES[3]))
+
+
 def test_a_wrong_answer_is_told_from_a_right_one() -> None:
     """The comparison of these tests can fail: another model gives other answers."""
     source = sources(3, 2, 7)

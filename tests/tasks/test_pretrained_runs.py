@@ -12,7 +12,10 @@ import torch
 from contracts.checkpoints import ARCHITECTURES, PAIRS, transformers, write_bert, write_checkpoint, write_pairs
 from thalweg.data import load_dataset, pad
 from thalweg.energies.pretrained.config import PretrainedConfig
+from thalweg.energies.transformer.huggingface import ConvertedTransformer
 from thalweg.errors import CheckpointError, ConfigError, DataError
+from thalweg.inference.search.beam import search as beam
+from thalweg.inference.search.compiled import compiled_search
 from thalweg.learning.checkpoint import load_checkpoint
 from thalweg.tasks.config import as_settings
 from thalweg.tasks.registry import build_config, evaluate, load, train
@@ -59,12 +62,16 @@ def settings(home, model, **training):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_checkpoint_is_trained_saved_and_used_there_and_here(home, tmp_path, name):
+def test_a_checkpoint_is_trained_saved_and_used_there_and_here(home, tmp_path, monkeypatch, name):
     result = train(settings(home, name), tmp_path / "run")
     assert result.best.keys() >= {"loss", "cer", "bleu"}
     run = load(tmp_path / "run", device="cpu")
     source = PAIRS[3][0]
-    answer = next(run.predict([source], k=2)).answers[0]
+    asked: list = []
+    with monkeypatch.context() as patch:
+        patch.setattr(beam, "compiled_search", lambda *given: asked.append(given[0]) or compiled_search(*given))
+        answer = next(run.predict([source], k=2)).answers[0]
+    assert [type(model) for model in asked] == [ConvertedTransformer], "the compiled call is asked first"
     assert answer.text == run.target.decode(run.target.alphabet.encode(answer.symbols))
     assert (
         evaluate(tmp_path / "run", str(home / "dev.tsv"), device="cpu")
@@ -259,6 +266,24 @@ def test_a_folder_without_a_tokenizer_is_refused(home, tmp_path, name):
     assert len(set(sides.source.encode("the cat sees"))) > 3
 
 
+def test_a_tokenizer_may_be_a_sentencepiece_model_alone(home, tmp_path):
+    """As the hub has mT5: nothing but `spiece.model`."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    folder = shutil.copytree(home / "byt5", tmp_path / "mt5")
+    for file in ("added_tokens.json", "tokenizer_config.json"):
+        (folder / file).unlink()
+    settings_of_it = {"vocab_size": 60, "hard_vocab_limit": False, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    with (folder / "spiece.model").open("wb") as written:
+        texts = iter([text for pair in PAIRS for text in pair])
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=texts, model_writer=written, minloglevel=2, **settings_of_it
+        )
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spiece.model"))
+    sides = open_checkpoint(build_config(settings(home, {"checkpoint": str(folder)})).model)
+    assert sides.source.encode(PAIRS[3][0]) == (*pieces.encode(PAIRS[3][0]), 1)
+    assert sides.target.decode(sides.target.encode(PAIRS[3][1])) == PAIRS[3][1]
+
+
 def test_languages_are_told(home, tmp_path):
     model = {"checkpoint": str(home / "mbart"), "source_language": "de_DE", "target_language": "en_XX"}
     sides = open_checkpoint(build_config(settings(home, model)).model)
@@ -330,6 +355,11 @@ def test_rules_of_a_task_hold_in_every_search(home, tmp_path):
     assert (plain.usual.width, plain.model.decoder.rules.no_repeat) == (SearchConfig().width, 0)
     row = next(plain.predict(["the cat"], how=SearchConfig(search="greedy", max_length=20))).answers[0].symbols
     assert len({*itertools.pairwise(row)}) < len(row) - 1, "the test needs a model that goes in circles"
+
+
+def test_a_decoder_is_of_a_pair(home):
+    with pytest.raises(ConfigError, match=r"model\.decoder goes with an encoder"):
+        open_checkpoint(PretrainedConfig(checkpoint=str(home / "t5"), decoder=str(home / "bert2bert" / "half")))
 
 
 @pytest.mark.parametrize("name", ["t5", "byt5", "bart", "marian", "bert2bert"])

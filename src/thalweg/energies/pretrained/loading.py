@@ -63,12 +63,28 @@ def load_network(config: PretrainedConfig) -> nn.Module:
     name, pickled = config.named(), config.weights == "pickle"
     check_place(name, pickled=pickled)
     told = read_config(name)
-    if not getattr(told, "is_encoder_decoder", False):
+    if not has_decoder(told, config):
         return pair_network(name, config.decoder or name, share=config.share_weights, pickled=pickled)
+    return _read(package().AutoModelForSeq2SeqLM, name, told.model_type, pickled=pickled)
+
+
+def has_decoder(told: Any, config: PretrainedConfig) -> bool:
+    """Whether a checkpoint is an encoder-decoder by its config; settings that go with an encoder are then refused.
+
+    >>> from types import SimpleNamespace
+    >>> has_decoder(SimpleNamespace(is_encoder_decoder=True), PretrainedConfig(checkpoint="t5", decoder="bert"))
+    Traceback (most recent call last):
+    ...
+    thalweg.errors.ConfigError: model.decoder goes with an encoder, got t5, which has a decoder; leave it out
+    """
+    if not getattr(told, "is_encoder_decoder", False):
+        return False
     for key in ("decoder", "share_weights"):
         if getattr(config, key):
-            raise ConfigError(f"model.{key} goes with an encoder, got {name}, which has a decoder; leave it out")
-    return _read(package().AutoModelForSeq2SeqLM, name, told.model_type, pickled=pickled)
+            raise ConfigError(
+                f"model.{key} goes with an encoder, got {config.checkpoint}, which has a decoder; leave it out"
+            )
+    return True
 
 
 def _read(kind: Any, name: str, what: str, *, pickled: bool, fresh: tuple[str, ...] = (), **more: Any) -> Any:

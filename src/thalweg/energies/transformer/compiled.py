@@ -118,7 +118,7 @@ def _tables(model: Transformer, ops: Any, source: Padded, steps: int) -> dict[st
     """What a search of so many steps reads beside the weights, and its sources, place after place."""
     mask, tables = source.mask, {"inputs": None, "positions": None, "distances": None}
     if _encoder_serves(model):
-        x, positions = model.embed_source(source.tokens)
+        x, positions = model.embed_source(source)
         tables |= {"inputs": x[mask], "positions": positions.expand_as(mask)[mask]}
         memories = []
     else:

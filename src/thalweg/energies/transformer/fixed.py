@@ -219,7 +219,7 @@ class FixedTransformer:
         """Keys and values by layers computed as those of the decoder."""
         model, places = self.model, self.sources.tokens.shape[1]
         assert model.encoder is not None
-        x, _ = model.embed_padded(self.sources)
+        x, _ = model.embed_source(self.sources)
         x, read = products.ready(x.flatten(0, 1).contiguous(), None, keep=False)
         for layer in model.encoder.each:
 

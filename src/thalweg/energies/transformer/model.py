@@ -240,13 +240,11 @@ class Transformer(SequenceEnergy):
         # Padding alone may stand beyond the last learned position.
         return positions.clamp(max=self.config.max_positions - 1) if self.config.positions == "learned" else positions
 
-    def embed_source(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors ``(B, S, D)`` of source symbols ``(B, S)`` and their positions ``(B or 1, S)``."""
-        positions = self._source_positions(tokens)
-        return self.embed(tokens, positions, tokens.size(1) + 1, source=True), positions
+    def embed_source(self, source: Padded) -> tuple[Tensor, Tensor]:
+        """Vectors ``(B, S, D)`` of source symbols and their positions ``(B or 1, S)``.
 
-    def embed_padded(self, source: Padded) -> tuple[Tensor, Tensor]:
-        """The same, where padding alone may reach further than positions do."""
+        Padding alone may reach further than positions do.
+        """
         positions = self._source_positions(source.tokens)
         # Lengths live on the CPU: looking at them waits for no device.
         reach = int(source.lengths.max()) + self.counted_from
@@ -271,7 +269,7 @@ class Transformer(SequenceEnergy):
         S = tokens.size(1)
         # Lengths live on the CPU: looking at them waits for no device.
         seen = None if int(lengths.min()) == S else mask[:, None, None, :]
-        x, positions = self.embed_padded(source)
+        x, positions = self.embed_source(source)
         rotary = self.rotary_turns(S + self.counted_from, positions)
         copies = self._copied(tokens, mask)
         if self.encoder is None:

@@ -18,6 +18,7 @@ from thalweg.energies.pretrained.decoding import halves_of, positions_of
 from thalweg.energies.pretrained.hub import SAFELY, is_folder, located, package, quietly, reading
 from thalweg.energies.pretrained.loading import (
     build_network,
+    has_decoder,
     load_network,
     pair_network,
     read_config,
@@ -66,9 +67,10 @@ def open_checkpoint(config: PretrainedConfig) -> Sides:
 
 def _sides(name: str, told: Any, config: PretrainedConfig) -> Sides:
     generation = _generation(name)
-    halves = _halves(told, config)
+    paired = not has_decoder(told, config)
+    halves = (told, read_encoder(config.decoder or name)) if paired else halves_of(told)
     first, second = _tokenizers(name, config)
-    ids = _specials(told, generation, second, config)
+    ids = _specials(told, generation, second, config, paired=paired)
     for tokenizer, half, special in ((first, halves[0], None), (second, halves[1], ids)):
         _check_fits(config, tokenizer, half, special)
     if config.tokenizer:
@@ -116,14 +118,9 @@ def _generation(name: str) -> dict[str, Any]:
             return {}
 
 
-def _halves(told: Any, config: PretrainedConfig) -> tuple[Any, Any]:
-    """The configs of encoder and decoder."""
-    if getattr(told, "is_encoder_decoder", False):
-        return halves_of(told)
-    return told, read_encoder(config.decoder or config.named())
-
-
-def _specials(told: Any, generation: Mapping[str, Any], tokenizer: Any, config: PretrainedConfig) -> dict[str, int]:
+def _specials(
+    told: Any, generation: Mapping[str, Any], tokenizer: Any, config: PretrainedConfig, *, paired: bool
+) -> dict[str, int]:
     """Numbers of the special symbols of targets: the model's config's, else its tokenizer's."""
 
     def number(key: str, *others: Any) -> int:
@@ -134,7 +131,6 @@ def _specials(told: Any, generation: Mapping[str, Any], tokenizer: Any, config: 
                 return int(other)
         raise CheckpointError(f"{config.checkpoint}: expected config.json to hold `{key}`, got none; set it there")
 
-    paired = not getattr(told, "is_encoder_decoder", False)
     if paired:  # a BERT has no decoder of its own: a target begins and ends as its sentences do
         ends = {"bos": tokenizer.cls_token_id, "eos": tokenizer.sep_token_id, "pad": tokenizer.pad_token_id}
         if None in ends.values():

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from thalweg.data import pad
+from thalweg.energies.pretrained.model import Pretrained
 from thalweg.errors import ConfigError, DataError
 from thalweg.files import write_text, writing
 from thalweg.inference import Hypotheses, Partial, Trie, stream
@@ -74,6 +75,11 @@ class Transducer:
         return device_of_model(self.model)
 
     @property
+    def searched(self) -> SequenceModel:
+        """What a search is given: of a pretrained model its decoder, which may offer searches in one call."""
+        return self.model.decoder if isinstance(self.model, Pretrained) else self.model
+
+    @property
     def usual(self) -> SearchConfig:
         """The search where none is asked for: a beam, as wide and as long as a checkpoint's authors have it."""
         return self.settled({})
@@ -104,7 +110,7 @@ class Transducer:
         ``more`` goes to the search as it is (``return_tree``, ``on_step``).
         """
         inputs = self._padded(sources, self.source)
-        found = self._planned_search(len(sources), k, how, generator).run(self.model, inputs, **more)
+        found = self._planned_search(len(sources), k, how, generator).run(self.searched, inputs, **more)
         return best_by_risk(found, k) if how.search == "mbr" else found
 
     def _padded(self, rows: Sequence[Sequence[int]], side: Codec) -> Padded:
@@ -247,7 +253,7 @@ class Transducer:
         if not self.source.symbols.split(text):
             return
         search, options = self._planned_search(1, 1, how, None)
-        for found in stream(search, self.model, self._padded([ids], self.source), **options):
+        for found in stream(search, self.searched, self._padded([ids], self.source), **options):
             if isinstance(found, Partial):
                 best = int(found.scores.argmax())
                 symbols = self.target.alphabet.decode(found.tokens[best].tolist())
