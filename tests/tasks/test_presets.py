@@ -143,8 +143,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "transformer": {"width": 64, "heads": 4, "feedforward": 128, "encoder_layers": 1, "decoder_layers": 2},
     "pretrained": {"shape": {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4}},
 }
-# Presets that begin with a checkpoint have nothing to begin with here.
-FROM_SCRATCH = [name for name in PRESETS if name not in ("pretrained", "lora")]
+FROM_CHECKPOINT = ("pretrained", "lora")
+FROM_SCRATCH = [name for name in PRESETS if name not in FROM_CHECKPOINT]
 
 
 class LearntError(Exception):
@@ -170,6 +170,21 @@ def test_a_preset_of_strings_learns_with_what_it_brings(tmp_path, name):
 
     with pytest.raises(LearntError):
         train(settings, tmp_path / "run", listener=look)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not REAL.exists(), reason="the words of SIGMORPHON 2021 are not here; docs/data.md says where they are")
+def test_a_preset_of_checkpoints_takes_one_further(tmp_path):
+    """A small T5 that has begun to learn, by the preset for that: both fine-tunings leave it better than it was."""
+    data = {split: str(REAL / f"gre_{split}.tsv") for split in ("train", "dev")}
+    model = {"preset": "t5", **SMALL["pretrained"]}
+    first = train({"data": data, "model": model, "training": {"device": "cpu", "epochs": 150}}, tmp_path / "first")
+    assert 0.2 < first.best["cer"] < 0.5
+    for name in FROM_CHECKPOINT:
+        model = {"preset": name, "checkpoint": str(first.run / "pretrained")}
+        found = train({"data": data, "model": model, "training": {"device": "cpu"}}, tmp_path / name)
+        assert found.best["cer"] < 0.9 * first.best["cer"]
 
 
 @pytest.mark.slow

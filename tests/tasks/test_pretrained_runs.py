@@ -219,6 +219,27 @@ def test_two_encoders_have_two_tokenizers(home, tmp_path):
     run = load(tmp_path / "run", device="cpu")
     assert run.source.alphabet.symbols != run.target.alphabet.symbols
     assert (tmp_path / "run" / "pretrained" / "target_tokenizer" / "tokenizer.json").is_file()
+    _check_taken_up(home, tmp_path)
+
+
+def _check_taken_up(home, tmp_path):
+    """What the run in ``tmp_path`` saved answers as the run, as the checkpoint of another."""
+    saved = {"checkpoint": str(tmp_path / "run" / "pretrained"), "freeze": ["*"]}
+    train(settings(home, saved), tmp_path / "again")
+    one, other = (
+        [[(answer.text, answer.log_prob) for answer in found.answers] for found in run.predict(["the cat", "dog"], k=2)]
+        for run in (load(tmp_path / name, device="cpu") for name in ("run", "again"))
+    )
+    for first, second in zip(one, other, strict=True):
+        assert [text for text, _ in first] == [text for text, _ in second]
+        assert [score for _, score in first] == pytest.approx([score for _, score in second], abs=1e-5)
+
+
+def test_fresh_weights_with_two_alphabets_are_taken_up_again(home, tmp_path):
+    config = settings(home, {"architecture": "t5", "shape": FRESH})
+    config["data"] |= {"source_symbols": "characters", "target_symbols": "spaced"}
+    train(config, tmp_path / "run")
+    _check_taken_up(home, tmp_path)
 
 
 def test_texts_longer_than_positions_are_named_or_cut(home, tmp_path):

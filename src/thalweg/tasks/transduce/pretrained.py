@@ -34,6 +34,8 @@ from thalweg.tasks.transduce.codec import Codec
 
 FOLDER = "pretrained"
 """Folder of a run with its best model in transformers' format."""
+TARGETS = "target_tokenizer"
+"""Folder in it with the tokenizer of targets, where sources have another."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,14 @@ def _sides(name: str, told: Any, config: PretrainedConfig) -> Sides:
 
 
 def _tokenizers(name: str, config: PretrainedConfig) -> tuple[Any, Any]:
-    """Those of source and target, mostly the same."""
+    """Those of source and target, mostly the same; what :func:`save_network` wrote may hold two."""
     languages = {"source_language": config.source_language, "target_language": config.target_language}
     first = load_tokenizer(config.tokenizer or name, **languages)
     if getattr(first, "separate_vocabs", False):
         raise ConfigError(f"{name}: expected one vocabulary for both sides, got two; no such model is read")
-    return first, load_tokenizer(config.decoder) if config.decoder and config.decoder != name else first
+    own = Path(name) / TARGETS
+    other = str(own) if own.is_dir() and not (config.decoder or config.tokenizer) else config.decoder or name
+    return first, load_tokenizer(other) if other != name else first
 
 
 def _check_kin(name: str, other: str, tokenizer: Any) -> None:
@@ -250,7 +254,7 @@ def save_network(model: Pretrained, source: Codec, target: Codec, folder: Path) 
     try:
         with quietly():
             network.save_pretrained(folder, state_dict=state)
-            for side, codec in (("", source), ("target_tokenizer", target)):
+            for side, codec in (("", source), (TARGETS, target)):
                 if side and (codec.symbols is source.symbols or _one_tokenizer(source, target)):
                     continue
                 as_tokenizer(codec).save_pretrained(folder / side if side else folder)
