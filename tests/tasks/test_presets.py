@@ -174,7 +174,9 @@ def test_a_preset_of_strings_learns_with_what_it_brings(tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(not REAL.exists(), reason="the words of SIGMORPHON 2021 are not here; docs/data.md says where they are")
+@pytest.mark.skipif(
+    not REAL.exists(), reason="the words of SIGMORPHON 2021 are not here; docs/data.md says where they are"
+)
 def test_a_preset_of_checkpoints_takes_one_further(tmp_path):
     """A small T5 that has begun to learn, by the preset for that: both fine-tunings leave it better than it was."""
     data = {split: str(REAL / f"gre_{split}.tsv") for split in ("train", "dev")}
