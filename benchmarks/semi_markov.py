@@ -158,7 +158,9 @@ def peaks(size: tuple[int, ...]) -> Facts:
 
 
 def memory(run: Run) -> Facts:
-    """What long sequences take, on the CPU."""
+    """What long sequences take, on the CPU alone."""
+    if run.args.device != "cpu":
+        return {}
     sizes = TINY_ALONE if run.args.quick else LONG
     found = [{"size": list(size), "bytes": alone(peaks, threads=run.args.threads, size=size)} for size in sizes]
     return {"memory": found}
@@ -166,8 +168,8 @@ def memory(run: Run) -> Facts:
 
 def report(facts: Facts) -> list[str]:
     """The table for people."""
-    versions, worst = facts["versions"], max(cell["difference"] for cell in facts["cells"])
-    off = facts["lengths"]
+    versions, cells = facts["versions"], facts.get("cells", [])
+    worst = max((cell["difference"] for cell in cells), default=0.0)
     lines = [
         f"# Segmentations on {facts['machine']['title']}",
         "",
@@ -177,13 +179,18 @@ def report(facts: Facts) -> list[str]:
         "The last column is the first table that torch-struct makes, (B, T, K C, K C); where it "
         "has no time it was not asked.",
         "",
-        f"Of a batch of lengths {', '.join(map(str, off['counts']))} torch-struct's log Z is off by "
-        f"{', '.join(f'{x:+.2g}' for x in off['off'])}; Thalweg's is that of each sequence by itself.",
-        "",
+    ]
+    if off := facts.get("lengths"):
+        lines += [
+            f"Of a batch of lengths {', '.join(map(str, off['counts']))} torch-struct's log Z is off by "
+            f"{', '.join(f'{x:+.2g}' for x in off['off'])}; Thalweg's is that of each sequence by itself.",
+            "",
+        ]
+    lines += [
         "| question | B | T | K | C | Thalweg | torch-struct | times faster | its table |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    for cell in facts["cells"]:
+    for cell in cells:
         times = [
             f"{s['median']:.3f} [{s['low']:.3f}, {s['high']:.3f}]" if s else "–"
             for s in (cell["ms"].get(side) for side in (OURS, PEER))
@@ -196,7 +203,8 @@ def report(facts: Facts) -> list[str]:
         lines += [f"| B | T | K | C | {' | '.join(QUESTIONS)} | T K C numbers |", "|--:|--:|--:|--:|--:|--:|--:|"]
     for cell in facts.get("memory", ()):
         batch, steps, most, labels = cell["size"]
-        taken = " | ".join(f"{cell['bytes'][name] / 2**20:,.0f} MiB" for name in QUESTIONS)
+        note = cell["bytes"].get("note")
+        taken = " | ".join(note or f"{cell['bytes'][name] / 2**20:,.0f} MiB" for name in QUESTIONS)
         size = " | ".join(f"{n:,}" for n in cell["size"])
         lines.append(f"| {size} | {taken} | {4 * batch * steps * most * labels / 2**20:,.0f} MiB |")
     return lines

@@ -30,6 +30,16 @@ def test_a_report_lays_out_the_results_that_stand_beside_it(path: Path) -> None:
     assert harness.markdown(benchmark, facts) == path.with_suffix(".md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_report_lays_out_any_part_by_itself(path: Path) -> None:
+    benchmark, _ = harness.load(path.stem.removesuffix("-cpu").removesuffix("-gpu").replace("-", "_"))
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    for part in benchmark.parts if len(benchmark.parts) > 1 else ():
+        harness.markdown(
+            benchmark, {key: fact for key, fact in facts.items() if key == part or key not in benchmark.parts}
+        )
+
+
 def test_results_belong_to_benchmarks_that_are_listed() -> None:
     measured = {path.stem.removesuffix("-cpu").removesuffix("-gpu").replace("-", "_") for path in RESULTS}
     assert measured <= set(listing.found())

@@ -120,7 +120,8 @@ if __name__ == "__main__":
     try:
         if not has_compiler():
             subprocess.run(
-                [sys.executable, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", ZIG], check=True
+                [sys.executable, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), ZIG],
+                check=True,
             )
         compile_in_place(*sys.argv[1:])
     except (OSError, subprocess.CalledProcessError) as error:

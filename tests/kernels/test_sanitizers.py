@@ -19,7 +19,7 @@ WATCHES = {
     "thread": ("libtsan.so", "TSAN_OPTIONS", "ignore_noninstrumented_modules=1:die_after_fork=0:halt_on_error=1"),
 }
 TESTS = (
-    *("test_extension.py", "test_cpu_chain.py", "test_segments.py", "test_cpu_lattice.py"),
+    *("test_extension.py", "test_entry_points.py", "test_cpu_chain.py", "test_segments.py", "test_cpu_lattice.py"),
     *("test_memory.py", "test_sparse_maps.py", "test_decoding.py"),
 )
 

@@ -317,7 +317,7 @@ class LinearChain(Structure):
     def _log_prob(self, value: Tensor, *, total: bool) -> Tensor:
         backend = self._backend()
         kernels = ops.trusted_kernels(backend, self.potentials)
-        value = self._labels(value, look=not getattr(kernels, "checks_labels", False))
+        value = self._labels(value, look=kernels is None)  # kernels look themselves
         settings: dict[str, Any] = {"low_memory": self.low_memory, "total": total}
         if kernels is None:
             values, finite = ops.log_likelihood(self.potentials, value, backend=backend, **settings), None

@@ -18,8 +18,6 @@ from thalweg.kernels.potentials import Chain, SparseTransitions
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # in emissions, transitions, start and end
 
-checks_labels = True  # a gold label out of range is a ShapeError
-
 
 def _given(chain: Chain) -> tuple[Any, ...]:
     """The chain as kernels take it; transitions are (1 or B, 1 or T-1, C, C), or (1, 1, 1, E) with edges (2, E)."""

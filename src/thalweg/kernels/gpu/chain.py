@@ -19,8 +19,6 @@ from thalweg.kernels.gpu.launching import on_device_of
 from thalweg.kernels.potentials import Chain
 from thalweg.kernels.reference.chain import top_k as top_k  # by tensors: a kernel would be no other
 
-checks_labels = True  # forward gives NaN to an item with a gold label out of range
-
 SMALL = 1 << 18  # numbers of a batch whose gradient takes less time to compute than to ask for
 
 __all__ = ["at_once", "backward", "forward", "posteriors", "sample", "times", "top_k", "viterbi"]
