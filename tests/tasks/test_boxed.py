@@ -103,7 +103,7 @@ def test_a_servant_is_examined_without_its_dictionary(tmp_path, monkeypatch):
     pairs = "read\tR EH D\nread\tR IY D\nthalwegs\tTH AE L W EH G Z\ncolonel\tK ER N AH L\n"
     (tmp_path / "pairs.tsv").write_text(pairs)
     servant = task_of_run("english").serving("english", device="cpu").examined
-    plan = servant.plan({"k": 3})
+    plan = servant.plan_of({"k": 3})
     exam = servant.exam(pairs, plan)
     records = servant.answer(exam.questions, plan)
     assert all("from" not in answer for record in records for answer in record.to_json()["answers"])
