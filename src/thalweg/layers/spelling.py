@@ -52,6 +52,10 @@ class SpeltEmbedding(nn.Embedding):
         """``(..., D)`` of symbols ``(...)``."""
         return super().forward(input) + self.counts[input] @ self.characters
 
+    def whole(self) -> Tensor:
+        """``(V, D)`` the vectors of all symbols."""
+        return self.weight + self.counts @ self.characters
+
 
 class SpeltLinear(nn.Linear):
     r"""A score for each symbol, by weights of its own and of its characters: :math:`(w_v + \sum_u n_{vu} c_u) z + b_v`.
@@ -73,4 +77,8 @@ class SpeltLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """``(..., V)`` of ``(..., width)``."""
-        return nn.functional.linear(input, self.weight + self.counts @ self.characters, self.bias)
+        return nn.functional.linear(input, self.whole(), self.bias)
+
+    def whole(self) -> Tensor:
+        """``(V, width)`` the weights of all symbols."""
+        return self.weight + self.counts @ self.characters

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from thalweg.energies.monotonic.alignments import NEVER, filtered, first_beliefs, move_log_probs, moved, walk_log_probs
 from thalweg.energies.sequences import SequenceEnergy
+from thalweg.inference.search.compiled import CompiledPlan
 from thalweg.layers.dropout import Dropout
 from thalweg.layers.padded import Padded, checked
 from thalweg.layers.recurrent import Recurrent
@@ -212,6 +213,15 @@ class Monotonic(SequenceEnergy):
             total = evidence.masked_fill(~target.mask, 0.0).sum()
             (weights,) = torch.autograd.grad(total, scores)
         return (weights[:, :, :-1] * source.mask.unsqueeze(1)).detach()
+
+    def compiled(self, inputs: Padded) -> CompiledPlan | None:
+        """How a CPU would search these in one compiled call; None where it cannot, and on a GPU."""
+        from thalweg.energies.monotonic.compiled import compiled_plan
+
+        # A subclass may have steps of its own.
+        steps = ("encode", "begin", "step", "select", "_advance", "_joined", "normalise")
+        plain = all(getattr(type(self), name) is getattr(Monotonic, name) for name in steps)
+        return compiled_plan(self, inputs) if plain else None
 
     def begin(self, inputs: Padded) -> MonotonicState:
         """Start B targets, one per source."""

@@ -10,27 +10,11 @@ from torch import Tensor
 
 from thalweg.inference.search.compiled import CompiledPlan, kept
 from thalweg.kernels import dispatch
-from thalweg.layers.low_precision import ReducedLinear
+from thalweg.layers.cells import cell_of, lies_plainly
 from thalweg.layers.padded import Padded, checked
-from thalweg.layers.recurrent import Recurrent, ResetBeforeGRU
 
 if TYPE_CHECKING:
     from thalweg.energies.seq2seq.model import Seq2Seq
-
-
-def _cell(ops: Any, stack: Recurrent, layer: int, side: int) -> Any:
-    """A layer in one direction."""
-    core = stack.core
-    if isinstance(core, ResetBeforeGRU):
-        names = (f"{name}_{layer}_{side}" for name in ("input", "bias", "gates", "candidate"))
-        weight, bias, gates, candidate = (getattr(core, name) for name in names)
-        linear = ops.linear_of
-        return ops.Cell(input=linear(weight, bias), past=linear(gates), candidate=linear(candidate))
-    end = f"_l{layer}{'_reverse' if side else ''}"
-    maps = (
-        ops.linear_of(getattr(core, f"weight_{name}{end}"), getattr(core, f"bias_{name}{end}")) for name in ("ih", "hh")
-    )
-    return ops.Cell(input=next(maps), past=next(maps), candidate=None)
 
 
 def _made(model: Seq2Seq, ops: Any) -> Any:
@@ -50,8 +34,8 @@ def _made(model: Seq2Seq, ops: Any) -> Any:
         cell=config.cell,
         source_embedding=ops.array(model.source_embedding.weight),
         target_embedding=ops.array(model.target_embedding.weight),
-        encoder=[[_cell(ops, model.encoder, n, side) for side in sides] for n in range(config.encoder_layers)],
-        decoder=[_cell(ops, model.decoder, n, 0) for n in range(config.decoder_layers)],
+        encoder=[[cell_of(ops, model.encoder, n, side) for side in sides] for n in range(config.encoder_layers)],
+        decoder=[cell_of(ops, model.decoder, n, 0) for n in range(config.decoder_layers)],
         bridge=[ops.linear_of(layer.weight, layer.bias) for layer in model.bridge or ()],
         own=own,
         values=values,
@@ -64,13 +48,7 @@ def _made(model: Seq2Seq, ops: Any) -> Any:
 
 def _serves(model: Seq2Seq) -> bool:
     """Whether the model is one that is searched so: float32 in evaluation mode, softmax, gated cells alone."""
-    if not (model.config.has_softmax and model.config.has_bare_gates):
-        return False
-    if model.training or any(part.training for part in model.children()):
-        return False
-    if any(isinstance(part, ReducedLinear) for part in model.modules()):  # few of its weights are linear layers'
-        return False
-    return all(x.dtype is torch.float32 and x.is_cpu and x.is_contiguous() for x in model.parameters())
+    return model.config.has_softmax and model.config.has_bare_gates and lies_plainly(model)
 
 
 def _symbols(model: Seq2Seq, source: Padded) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from thalweg import _kernels
 
-Block, Cell, Recurrent, Request, Transformer = (
-    getattr(_kernels, name) for name in ("Block", "Cell", "Recurrent", "Request", "Transformer")
+Block, Cell, Monotonic, Recurrent, Request, Transformer = (
+    getattr(_kernels, name) for name in ("Block", "Cell", "Monotonic", "Recurrent", "Request", "Transformer")
 )
 
 

@@ -68,6 +68,8 @@ struct Decoding {
     void (*tanh)(float* x, int64_t count);
     // Log-probabilities in place of logits + mask; a row with NaN, or without a finite maximum, becomes NaN.
     void (*log_softmax)(float* row, const float* mask, int64_t count);
+    // out[v] = log sum_s exp(weights[s] + rows[s][v]) of `count` rows of `width` numbers.
+    void (*mixture)(const float* weights, const float* rows, int64_t count, int64_t width, float* out);
 };
 THALWEG_KERNELS(Decoding, decoding)
 

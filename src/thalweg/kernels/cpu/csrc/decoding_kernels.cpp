@@ -317,8 +317,22 @@ void log_softmax(float* row, const float* mask, int64_t count) {
     along(count, [&](int64_t i, int64_t n) { store_some(row + i, load_some(row + i, n, 0.0f) - shift, n); });
 }
 
+void mixture(const float* weights, const float* rows, int64_t count, int64_t width, float* out) {
+    along(width, [&](int64_t i, int64_t n) {
+        auto part = [&](int64_t s) { return load_some(rows + s * width + i, n, 0.0f) + weights[s]; };
+        V top = part(0), total = fill(0.0f);
+        for (int64_t s = 1; s < count; ++s) {
+            const V x = part(s);
+            top = x > top ? x : top;
+        }
+        for (int64_t s = 0; s < count; ++s) total += exp<float>(part(s) - top);
+        store_some(out + i, top + log<float>(total), n);
+    });
+}
+
 }  // namespace
 
-extern const Decoding decoding = {linear, norm, activate, rotate, attend, read, cell, reset, tanh_all, log_softmax};
+extern const Decoding decoding = {linear, norm,  activate, rotate,   attend,      read,
+                                  cell,   reset, tanh_all, log_softmax, mixture};
 
 }  // namespace thalweg::THALWEG_LEVEL

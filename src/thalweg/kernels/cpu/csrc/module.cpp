@@ -17,6 +17,7 @@ void add_layers(nb::module_& m);
 void add_search(nb::module_& m);
 void add_transformer(nb::module_& m);
 void add_recurrent(nb::module_& m);
+void add_monotonic(nb::module_& m);
 void add_segments(nb::module_& m);
 void add_lattice(nb::module_& m);
 }  // namespace thalweg
@@ -53,6 +54,7 @@ NB_MODULE(_kernels, m) {
     add_search(m);
     add_transformer(m);
     add_recurrent(m);
+    add_monotonic(m);
     add_segments(m);
     add_lattice(m);
 }

@@ -7,25 +7,11 @@
 #include <numeric>
 #include <string>
 
-#include "search.h"
+#include "cells.h"
 
 namespace thalweg {
 namespace nb = nanobind;
 namespace {
-
-CellKind kind_of(const std::string& name) {
-    if (name == "lstm") return CellKind::lstm;
-    if (name == "gru") return CellKind::gru;
-    if (name == "gru-reset-before") return CellKind::gru_reset_before;
-    throw ShapeError(said("`cell` is not known: ", name));
-}
-
-// A layer in one direction: what its gates read of the input and of the last state; a GRU that resets before its
-// product has a second one.
-struct Cell {
-    Linear input, past;
-    SomeMap candidate;
-};
 
 struct Recurrent {
     std::string cell;
@@ -43,28 +29,18 @@ struct Recurrent {
     int64_t directions() const { return int64_t(encoder[0].size()); }
     int64_t states() const { return cell == "lstm" ? 2 : 1; }
     void check() const;
-    void check_cell(const Cell& cell, int64_t inputs) const;
 };
-
-void Recurrent::check_cell(const Cell& given, int64_t inputs) const {
-    const bool before = kind_of(cell) == CellKind::gru_reset_before;
-    const int64_t H = hidden(), G = (cell == "lstm" ? 4 : 3) * H;
-    given.input.expect("input", inputs, G);
-    given.past.expect("past", H, before ? 2 * H : G);
-    if (before != given.candidate.has_value())
-        throw ShapeError("`candidate` belongs to cells that reset before their product");
-    if (before) given.candidate->expect("candidate", H, H);
-}
 
 void Recurrent::check() const {
     if (encoder.empty() || decoder.empty()) throw ShapeError("a recurrent model needs a layer on each side");
+    const CellKind kind = kind_of(cell);
     const int64_t H = hidden(), D = directions();
     for (size_t n = 0; n < encoder.size(); ++n) {
         if (D < 1 || D > 2 || int64_t(encoder[n].size()) != D)
             throw ShapeError("every layer of an encoder has the same one or two directions");
-        for (const Cell& side : encoder[n]) check_cell(side, n ? D * H : source_embedding.shape[1]);
+        for (const Cell& side : encoder[n]) side.expect(kind, n ? D * H : source_embedding.shape[1], H);
     }
-    for (size_t n = 0; n < decoder.size(); ++n) check_cell(decoder[n], n ? H : target_embedding.shape[1]);
+    for (size_t n = 0; n < decoder.size(); ++n) decoder[n].expect(kind, n ? H : target_embedding.shape[1], H);
     const int64_t last = int64_t(encoder.size()) * D * H, first = int64_t(decoder.size()) * H;
     if (bridge.empty() ? last != first : int64_t(bridge.size()) != states())
         throw ShapeError("`bridge` must map every kind of state");
@@ -81,38 +57,6 @@ void Recurrent::check() const {
     }
     expect_width("output", output.inner(), out);
 }
-
-// What a layer makes of symbols, computed when a symbol first comes up.
-class Looked {
-  public:
-    Looked(const Linear& map, const Kept<2>& embedding)
-        : map_(map), embedding_(embedding), known_(size_t(embedding.shape[0])) {}
-
-    void need(const int64_t* symbols, int64_t count, int threads) {
-        std::vector<int64_t> fresh;
-        for (int64_t n = 0; n < count; ++n) {
-            const float*& known = known_[size_t(symbols[n])];
-            if (known) continue;
-            known = embedding_.data;  // until it is there
-            fresh.push_back(symbols[n]);
-        }
-        if (fresh.empty()) return;
-        const int64_t wide = map_.inner(), rows = int64_t(fresh.size());
-        const Room vectors(rows * wide);
-        for (int64_t r = 0; r < rows; ++r)
-            std::copy_n(embedding_.data + fresh[size_t(r)] * wide, wide, vectors + r * wide);
-        const Room& found = found_.emplace_back(rows * map_.outer());
-        map_(vectors, rows, found, threads);
-        for (int64_t r = 0; r < rows; ++r) known_[size_t(fresh[size_t(r)])] = found + r * map_.outer();
-    }
-    const float* operator()(int64_t symbol) const { return known_[size_t(symbol)]; }
-
-  private:
-    const Linear& map_;
-    const Kept<2>& embedding_;
-    std::vector<const float*> known_;
-    std::vector<Room> found_;
-};
 
 struct Sources {
     Array<const int64_t, 1> lengths, tokens;  // (B,), and all symbols one after the other
@@ -133,8 +77,7 @@ class Decoder : public Steps {
     Decoder(const Recurrent& model, const Sources& sources, const Request& request)
         : model_(model), s_(sources), kind_(kind_of(model.cell)), threads_(request.threads), H_(model.hidden()),
           G_(model.gates()), items_(sources.lengths.shape[0]), rows_(items_ * request.width),
-          table_(model.decoder[0].input, model.target_embedding), past_(rows_ * G_), fed_(rows_ * G_),
-          weighed_(rows_ * H_), query_(rows_ * H_) {
+          stack_(kind_, model.decoder, model.target_embedding, rows_, threads_), query_(rows_ * H_) {
         if (model.own) own_ = Room(rows_ * model.own->outer()), read_ = Room(rows_ * model.own->outer());
         encode();
         begin();
@@ -142,43 +85,13 @@ class Decoder : public Steps {
     }
 
     void step(const Rows& rows, float* logits) override {
-        const int64_t R = rows.count, layers = int64_t(model_.decoder.size());
-        table_.need(rows.tokens, R, threads_);
-        for (auto& [now, before] : states_) {
-            std::swap(now, before);
-            for (int64_t r = 0; r < R; ++r)
-                for (int64_t n = 0; n < layers; ++n)
-                    std::copy_n(before + (n * rows_ + rows.parents[r]) * H_, H_, now + (n * rows_ + r) * H_);
-        }
-        float* h = nullptr;
-        for (int64_t n = 0; n < layers; ++n) {
-            if (n) model_.decoder[size_t(n)].input(h, R, fed_, threads_);
-            h = states_[0].first + n * rows_ * H_;
-            float* c = states_.size() > 1 ? states_[1].first + n * rows_ * H_ : nullptr;
-            auto x = [&](int64_t r) { return n ? fed_ + r * G_ : table_(rows.tokens[r]); };
-            advance(model_.decoder[size_t(n)], R, x, h, c, past_, weighed_, threads_);
-        }
-        if (model_.own) (*model_.own)(h, R, own_, threads_);
+        const float* h = stack_.step(rows);
+        if (model_.own) (*model_.own)(h, rows.count, own_, threads_);
         if (model_.values) attend(rows, h);
-        model_.output(model_.values ? read_ : model_.own ? own_ : h, R, logits, threads_);
+        model_.output(model_.values ? read_ : model_.own ? own_ : h, rows.count, logits, threads_);
     }
 
   private:
-    // One step of so many rows, whose states change in place; x(r) is what the gates read of the input of row r.
-    template <class Input>
-    void advance(const Cell& cell, int64_t rows, Input x, float* h, float* c, float* past, float* weighed,
-                 int threads) const {
-        cell.past(h, H_, rows, past, G_, threads);
-        if (cell.candidate) {
-            each_row(rows, 30.0 * H_, threads,
-                     [&](int64_t r) { decoding().reset(x(r), past + r * G_, h + r * H_, weighed + r * H_, H_); });
-            (*cell.candidate)(weighed, H_, rows, past + 2 * H_, G_, threads);
-        }
-        each_row(rows, 60.0 * H_, threads, [&](int64_t r) {
-            decoding().cell(kind_, x(r), past + r * G_, h + r * H_, c ? c + r * H_ : nullptr, H_);
-        });
-    }
-
     void encode() {
         const int64_t N = s_.starts.back(), D = model_.directions(), wide = D * H_,
                       layers = int64_t(model_.encoder.size());
@@ -224,7 +137,7 @@ class Decoder : public Steps {
                 return side ? s_.starts[size_t(items[r]) + 1] - 1 - s : s_.starts[size_t(items[r])] + s;
             };
             auto own = [&](int64_t r) { return x(place(r)); };
-            advance(cell, left, own, h.data(), c.empty() ? nullptr : c.data(), past, weighed, 1);
+            advance(kind_, cell, left, own, h.data(), c.empty() ? nullptr : c.data(), past, weighed, 1);
             for (int64_t r = 0; r < left; ++r) std::copy_n(h.data() + r * H_, H_, outputs + place(r) * wide);
             while (left && s_.lengths.data[items[left - 1]] == s + 1) --left;
         }
@@ -244,10 +157,9 @@ class Decoder : public Steps {
                 // A cell state is unbounded, a hidden state lives in (-1, 1).
                 if (k == 0) decoding().tanh(finals_[k], items_ * wide);
             }
-            const auto& [now, other] = states_.emplace_back(Room(rows_ * wide), Room(rows_ * wide));
             for (int64_t n = 0; n < layers; ++n)
                 for (int64_t r = 0; r < items_; ++r)
-                    std::copy_n(finals_[k] + r * wide + n * H_, H_, now + (n * rows_ + r) * H_);
+                    std::copy_n(finals_[k] + r * wide + n * H_, H_, stack_.state(k, n) + r * H_);
         }
     }
 
@@ -286,11 +198,10 @@ class Decoder : public Steps {
     const CellKind kind_;
     const int threads_;
     const int64_t H_, G_, items_, rows_;  // rows that there is room for
-    Looked table_;
-    Room past_, fed_, weighed_, query_, own_, read_;
-    std::vector<Room> finals_;                   // (B, layers directions H): last states of the encoder
-    Room outputs_, values_;                      // of all places: what the encoder gave, later keys, and values
-    std::vector<std::pair<Room, Room>> states_;  // (layers, rows, H) now and before
+    Stack stack_;
+    Room query_, own_, read_;
+    std::vector<Room> finals_;  // (B, layers directions H): last states of the encoder
+    Room outputs_, values_;     // of all places: what the encoder gave, later keys, and values
 };
 
 }  // namespace
