@@ -82,6 +82,16 @@ def recurrent() -> dict[str, Any]:
     return parts | {"keys": linear(3, 6), "query": linear(3, 3), "folded": False, "output": linear(N, 3)}
 
 
+def monotonic(walks: bool = False) -> dict[str, Any]:
+    parts = {"cell": "lstm", "target_embedding": f4(N, D), "decoder": [cell()], "join": linear(3, 3)}
+    parts |= {"pull": linear(2 if walks else 1, 3), "jumps": None if walks else linear(2, 3), "output": linear(N, 3)}
+    return parts | {"never": f4(N), "walks": walks}
+
+
+def places() -> dict[str, Any]:
+    return {"request": kernels.Request(**request()), "lengths": i8(3, 2), "memory": f4(5, 3)}
+
+
 def block() -> dict[str, Any]:
     parts = {"project": linear(3 * D, D), "out": linear(D, D), "attention_norm": norm(), "up": linear(8, D)}
     parts |= {"gate": linear(8, D), "down": linear(D, 8), "feedforward_norm": norm()}
@@ -161,6 +171,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "Request": request,
     "Recurrent": recurrent,
     "Recurrent.search": words,
+    "Monotonic": monotonic,
+    "Monotonic of a reader who walks": lambda: monotonic(walks=True),
+    "Monotonic.search": places,
     "Block": block,
     "Transformer": transformer,
     "Transformer.search": sources,
@@ -169,6 +182,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 METHODS: dict[str, Callable[[], Any]] = {
     "Linear.__call__": lambda: kernels.Linear(f4(3, 2)),
     "Recurrent.search": lambda: kernels.Recurrent(**recurrent()).search,
+    "Monotonic.search": lambda: kernels.Monotonic(**monotonic()).search,
     "Transformer.search": lambda: kernels.Transformer(**transformer()).search,
     "Transformer.search without an encoder": lambda: kernels.Transformer(**transformer(encoder=False)).search,
 }

@@ -325,6 +325,7 @@ void mixture(const float* weights, const float* rows, int64_t count, int64_t wid
             const V x = part(s);
             top = x > top ? x : top;
         }
+        top = top > -INFINITE<float> ? top : 0.0f;  // what is nowhere is -inf
         for (int64_t s = 0; s < count; ++s) total += exp<float>(part(s) - top);
         store_some(out + i, top + log<float>(total), n);
     });

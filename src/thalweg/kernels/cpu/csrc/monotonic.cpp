@@ -71,7 +71,7 @@ class Reader : public Steps {
         std::swap(now_, before_);
         auto one = [&](int64_t r, void* memory) { look(rows, r, static_cast<float*>(memory), logits + r * V_); };
         each_row(rows.count, double(S_) * (30 * H_ + 2 * H_ * V_ + 20 * V_), threads_, one,
-                 (S_ * (H_ + 3 + J_) + J_) * int64_t(sizeof(float)));
+                 S_ * (H_ + 4 + J_) * int64_t(sizeof(float)));
     }
 
   private:
