@@ -49,7 +49,9 @@ def compiled_plan(model: Monotonic, source: Padded) -> CompiledPlan | None:
 
     def search(first: int, last: int, request: Any) -> tuple[Any, ...]:
         if isinstance(embedding, SpeltEmbedding) and isinstance(output, SpeltLinear):
-            made = _made(model, ops, embedding.whole(), output.whole())  # anew, as what they are made of may have changed
+            made = _made(
+                model, ops, embedding.whole(), output.whole()
+            )  # anew, as what they are made of may have changed
         else:
             addresses = tuple(x.data_ptr() for x in model.parameters())
             made = kept(model, addresses, lambda: _made(model, ops, embedding.weight, output.weight))

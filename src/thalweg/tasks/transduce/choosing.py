@@ -14,8 +14,7 @@ from thalweg.learning.settings import TrainingConfig
 from thalweg.tasks.transduce.config import TransduceConfig
 from thalweg.tasks.transduce.presets import FAMILY_TRAINING, AutoConfig
 
-# Pairs up to which hard monotonic attention is taken: from 800 it makes as few wrong words and fewer wrong symbols, in
-# half of the time.
+# Pairs up to which symbols share vectors and dropout is that for few pairs: from 800 both help, from 8,000 both hurt.
 FEW = 2000
 # Of `order`: monotone data have 0.5 to 1, reversed ones the same with a minus, unrelated ones about 0.
 _ALONG = 0.4
@@ -61,6 +60,10 @@ def order_of(examples: Sequence[Example]) -> float:
     return float(np.corrcoef(np.array(places).T)[0, 1]) if spread.min() > 0 else 0.0
 
 
+def _monotonic(pairs: int) -> MonotonicConfig:
+    return MonotonicConfig() if pairs <= FEW else MonotonicConfig(dropout=0.2, spelling=False)
+
+
 def choose_model(config: TransduceConfig, examples: Sequence[Example], *, tagged: bool) -> tuple[TransduceConfig, str]:
     """The config with a model in place of ``auto``, and what was picked and why, in a line; others as they are.
 
@@ -84,11 +87,10 @@ def choose_model(config: TransduceConfig, examples: Sequence[Example], *, tagged
         name, why = "lstm-attention", f"no common order of sources and targets ({order:.2f}) in {count}"
     elif cells > _CELLS:
         name, why = "lstm-attention", f"{count} are long ({cells:,.0f} cells each)"
-    elif len(examples) > FEW:
-        name, why = "lstm-attention", f"{count} are enough to learn where to look"
     else:
-        name, why = "monotonic", f"{count} are few, and targets run along their sources ({order:.2f})"
-    model = MonotonicConfig() if name == "monotonic" else Seq2SeqConfig()
+        few = ", and the pairs are few" if len(examples) <= FEW else ""
+        name, why = "monotonic", f"targets run along their sources ({order:.2f}) in {count}{few}"
+    model = _monotonic(len(examples)) if name == "monotonic" else Seq2SeqConfig()
     family = "monotonic" if name == "monotonic" else "recurrent"
     usual, how = TrainingConfig(), config.training
     brought = {key: value for key, value in FAMILY_TRAINING[family].items() if getattr(how, key) == getattr(usual, key)}
