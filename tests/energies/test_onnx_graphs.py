@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from thalweg.data import pad
-from thalweg.energies import Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
+from thalweg.energies import Monotonic, MonotonicConfig, Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
+from thalweg.energies.monotonic.alignments import NEVER
 from thalweg.energies.onnx.building import build_graphs
 from thalweg.energies.onnx.graph import FLOAT, Graph, package
 from thalweg.errors import ConfigError, MissingDependencyError
+from thalweg.layers.spelling import spellings
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -29,13 +31,16 @@ def named(graph, given):
     return dict(zip([output.name for output in graph.get_outputs()], graph.run(None, given), strict=True))
 
 
+def read(encoder, source):
+    return named(encoder, {"tokens": source.tokens.numpy(), "lengths": source.lengths.numpy()})
+
+
 def farthest(model, words, steps=7):
     """The largest difference of log-probabilities over some steps, fed symbols that the model chose."""
     model.eval()
     graphs = build_graphs(model)
     encoder, step = session(graphs.encoder), session(graphs.step)
-    source = pad(words)
-    given = named(encoder, {"tokens": source.tokens.numpy(), "lengths": source.lengths.numpy()})
+    given = read(encoder, source := pad(words))
     memory = {name: given[name] for name in graphs.memory}
     state, apart = {name: given[name] for name in graphs.state}, 0.0
     with torch.no_grad():
@@ -81,6 +86,76 @@ def test_recurrent(shape):
     torch.manual_seed(0)
     model = louder(Seq2Seq(Seq2SeqConfig(**{"hidden": 8, "embedding": 8, **shape}), **SIZES))
     assert farthest(model, WORDS) < 1e-5
+
+
+SPELT = tuple(
+    spellings(["", "", "", "", *symbols]) for symbols in ("aáäbcd", ("a", "á", "e", "é", "s", "t", "t͡s", "st"))
+)
+
+
+def monotonic(order, spelling=True, **shape):
+    config = MonotonicConfig(**{"order": order, "hidden": 8, "embedding": 6, "spelling": spelling, **shape})
+    return louder(Monotonic(config, spelt=SPELT if spelling else None, **SIZES))
+
+
+MONOTONIC = [
+    {},
+    {"spelling": False},
+    {"cell": "gru"},
+    {"cell": "gru", "spelling": False},
+    {"encoder_layers": 2, "decoder_layers": 2},
+    {"cell": "gru", "encoder_layers": 3, "decoder_layers": 2},
+]
+
+
+@pytest.mark.parametrize("shape", MONOTONIC, ids=str)
+@pytest.mark.parametrize("order", ["zeroth", "first", "edits"])
+def test_monotonic(order, shape):
+    torch.manual_seed(0)
+    assert farthest(monotonic(order, **shape), WORDS) < 1e-5
+
+
+@pytest.mark.parametrize("jumps", [1, 2, 9])
+def test_jumps_beyond_the_source_and_all_alike(jumps):
+    torch.manual_seed(0)
+    assert farthest(monotonic("first", jumps=jumps), [*WORDS, [5, 6] * 9]) < 1e-5
+
+
+def test_the_monotonic_encoder_gives_what_the_model_reads():
+    torch.manual_seed(0)
+    model, source = monotonic("first", encoder_layers=2).eval(), pad(WORDS)
+    given = read(session(build_graphs(model).encoder), source)
+    with torch.no_grad():
+        memory, mask = model.encode(source)
+    assert np.array_equal(given["mask"], mask.numpy())
+    assert np.abs(given["memory"] - memory.numpy()).max() < 1e-5
+    assert np.array_equal(given["hidden"], np.zeros((3, 1, 8)))
+    assert np.array_equal(given["arrivals"][:, 0], np.zeros((3, 12)))
+    assert np.array_equal(given["arrivals"][:, 1:], np.full((3, 5, 12), np.float32(NEVER)))
+
+
+@pytest.mark.parametrize("order", ["zeroth", "first", "edits"])
+def test_nothing_arrives_at_padding_and_padding_changes_nothing(order):
+    torch.manual_seed(0)
+    model = monotonic(order)
+    graphs = build_graphs(model)
+    encoder, step = session(graphs.encoder), session(graphs.step)
+
+    def arrivals(words):
+        given = read(encoder, pad(words))
+        memory, state = ({name: given[name] for name in names} for names in (graphs.memory, graphs.state))
+        for t in range(40):
+            found = named(step, {"tokens": np.full(len(words), 4 + t % 8), **memory, **state})
+            state = {name: found[f"new.{name}"] for name in state}
+        return state["arrivals"]
+
+    together = arrivals(WORDS)
+    assert np.isfinite(together).all()
+    for word, own in zip(WORDS, together, strict=True):
+        assert (own[len(word) + 1 :] < NEVER / 2).all()
+        alone = arrivals([word])[0]
+        real = alone > NEVER / 2
+        assert np.allclose(own[: len(word) + 1][real], alone[real], atol=1e-4)
 
 
 TRANSFORMERS = [

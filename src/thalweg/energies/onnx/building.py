@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from thalweg.energies.onnx import recurrent, transformer
+from thalweg.energies.monotonic.model import Monotonic
+from thalweg.energies.onnx import monotonic, recurrent, transformer
 from thalweg.energies.onnx.sequences import Graphs
 from thalweg.energies.seq2seq.model import Seq2Seq
 from thalweg.energies.transformer.model import Transformer
@@ -12,18 +13,20 @@ from thalweg.errors import ConfigError
 
 
 def build_graphs(model: nn.Module) -> Graphs:
-    """The graphs of a recurrent or Transformer encoder-decoder, or of a causal Transformer; others are refused.
+    """The graphs of a recurrent, monotonic or Transformer model, a causal one too; others are refused.
 
     >>> build_graphs(nn.Linear(1, 1))
     Traceback (most recent call last):
     ...
-    thalweg.errors.ConfigError: ONNX export is of recurrent and Transformer models, got Linear; ...
+    thalweg.errors.ConfigError: ONNX export is of recurrent, monotonic and Transformer models, got Linear; ...
     """
     if isinstance(model, Seq2Seq):
         return recurrent.build(model)
+    if isinstance(model, Monotonic):
+        return monotonic.build(model)
     if isinstance(model, Transformer):
         return transformer.build(model)
     raise ConfigError(
-        f"ONNX export is of recurrent and Transformer models, got {type(model).__name__}; "
-        "train with --model lstm-attention"
+        f"ONNX export is of recurrent, monotonic and Transformer models, got {type(model).__name__}; "
+        "train with --model monotonic or lstm-attention"
     )

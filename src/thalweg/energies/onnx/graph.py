@@ -141,6 +141,13 @@ class Graph:
         """Scores, -inf where the mask is false."""
         return self.op("Where", mask, scores, self.constant(-np.inf))
 
+    def log_sum_exp(self, scores: str, axis: int) -> str:
+        """log sum exp over a dimension, which goes; of finite scores, however low."""
+        top = self.op("ReduceMax", scores, axes=[axis], keepdims=1)
+        parts = self.op("Exp", self.op("Sub", scores, top))
+        total = self.op("Log", self.op("ReduceSum", parts, self.constant([axis]), keepdims=1))
+        return self.squeezed(self.op("Add", total, top), axis)
+
     def mask(self, tokens: str, lengths: str) -> str:
         """``(B, S)``, true at real positions."""
         places = self.unsqueezed(self.numbers(self.size(tokens, 1)), 0)

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from thalweg.energies.onnx.graph import BOOL, FLOAT, INT, Graph, array
+from thalweg.energies.onnx.graph import BOOL, FLOAT, INT, Graph
+from thalweg.energies.onnx.layers import advance, read, state_of
 from thalweg.energies.onnx.sequences import Graphs, finish
 from thalweg.energies.seq2seq.model import Seq2Seq
 from thalweg.errors import ConfigError
-from thalweg.layers.recurrent import Recurrent, ResetBeforeGRU
-
-# Torch's order of an LSTM's gates is input, forget, cell, output, ONNX's input, output, forget, cell; of a GRU's
-# reset, update, candidate against update, reset, candidate.
-_ORDER = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2), "gru-reset-before": (1, 0, 2)}
 
 
 def build(model: Seq2Seq) -> Graphs:
@@ -34,59 +26,19 @@ def build(model: Seq2Seq) -> Graphs:
         )
     if not config.has_softmax:
         raise ConfigError(f"ONNX export is of softmax attention, got model.attention_map={config.attention_map}")
-    state = ("hidden", "cell") if config.cell == "lstm" else ("hidden",)
+    state = state_of(config.cell)
     memory = () if config.attention == "none" else ("keys", "values", "mask")
-    return Graphs(_encoder(model, state).model(), _step(model, state).model(), memory, state, None)
-
-
-def _weights(stack: Recurrent, layer: int, end: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Input matrix, recurrent matrix and both biases of a layer's direction, in ONNX's order of gates."""
-    core: Any = stack.core
-    if isinstance(core, ResetBeforeGRU):
-        place = f"{layer}_{int(bool(end))}"
-        fed, bias = getattr(core, f"input_{place}"), getattr(core, f"bias_{place}")
-        past = torch.cat((getattr(core, f"gates_{place}"), getattr(core, f"candidate_{place}")))
-        biases = (bias, torch.zeros_like(bias))
-    else:
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        fed, past, *biases = (getattr(core, f"{name}_l{layer}{end}") for name in names)
-    order = _ORDER[stack.cell]
-
-    def reordered(part: Tensor) -> np.ndarray:
-        gates = np.split(array(part), len(order))
-        return np.concatenate([gates[n] for n in order])
-
-    return reordered(fed), reordered(past), np.concatenate([reordered(bias) for bias in biases])
-
-
-def _run(
-    graph: Graph, stack: Recurrent, layer: int, x: str, lengths: str = "", first: tuple[str, ...] = ()
-) -> list[str]:
-    """A layer over ``x (T, R, D)``: outputs ``(T, directions, R, H)`` and last states ``(directions, R, H)``."""
-    both = ("", "_reverse") if stack.bidirectional else ("",)
-    sides = [_weights(stack, layer, end) for end in both]
-    weights = [graph.constant(np.stack(parts)) for parts in zip(*sides, strict=True)]
-    how: dict[str, Any] = {"hidden_size": stack.width // len(both)}
-    how |= {"direction": "bidirectional" if len(both) == 2 else "forward"}
-    if stack.cell == "lstm":
-        return graph.ops("LSTM", x, *weights, lengths, *first, outputs=3, **how)
-    how |= {"linear_before_reset": int(stack.cell == "gru")}
-    return graph.ops("GRU", x, *weights, lengths, *first, outputs=2, **how)
+    return Graphs(_encoder(model, state).model(), _step(model).model(), memory, state, None)
 
 
 def _encoder(model: Seq2Seq, state: tuple[str, ...]) -> Graph:
     config, graph = model.config, Graph("encoder")
     tokens, lengths = graph.input("tokens", INT, ["B", "S"]), graph.input("lengths", INT, ["B"])
-    read = tokens
+    inputs = tokens
     if config.reverse_source:
-        read = graph.op("ReverseSequence", tokens, lengths, batch_axis=0, time_axis=1)
-    x = graph.turned(graph.op("Gather", graph.constant(model.source_embedding.weight), read), 1, 0, 2)
-    counts = graph.op("Cast", lengths, to=graph.onnx.TensorProto.INT32)
-    finals: list[list[str]] = []
-    for layer in range(config.encoder_layers):
-        outputs, *last = _run(graph, model.encoder, layer, x, counts)
-        x = graph.shaped(graph.turned(outputs, 0, 2, 1, 3), 0, 0, -1)
-        finals.append(last)
+        inputs = graph.op("ReverseSequence", tokens, lengths, batch_axis=0, time_axis=1)
+    x = graph.turned(graph.op("Gather", graph.constant(model.source_embedding.weight), inputs), 1, 0, 2)
+    x, finals = read(graph, model.encoder, x, lengths)
     L, H = config.decoder_layers, config.hidden
     for n, (name, parts) in enumerate(zip(state, zip(*finals, strict=True), strict=True)):
         last = graph.turned(graph.op("Concat", *parts, axis=0), 1, 0, 2)
@@ -110,22 +62,10 @@ def _memorise(graph: Graph, model: Seq2Seq, values: str, mask: str) -> None:
     graph.output("mask", mask, BOOL, ["B", "S"])
 
 
-def _step(model: Seq2Seq, state: tuple[str, ...]) -> Graph:
+def _step(model: Seq2Seq) -> Graph:
     config, graph = model.config, Graph("step")
-    L, H = config.decoder_layers, config.hidden
     tokens = graph.input("tokens", INT, ["R"])
-    x = graph.unsqueezed(graph.op("Gather", graph.constant(model.target_embedding.weight), tokens), 0)
-    olds = [graph.turned(graph.input(name, FLOAT, ["R", L, H]), 1, 0, 2) for name in state]
-    news: list[list[str]] = []
-    for layer in range(L):
-        first = tuple(graph.cut(old, layer, layer + 1, 0) for old in olds)
-        outputs, *last = _run(graph, model.decoder, layer, x, "", first)
-        x = graph.squeezed(outputs, 1)
-        news.append(last)
-    for name, parts in zip(state, zip(*news, strict=True), strict=True):
-        new = graph.turned(graph.op("Concat", *parts, axis=0), 1, 0, 2)
-        graph.output(f"new.{name}", new, FLOAT, ["R", L, H])
-    own = graph.squeezed(x, 0)
+    own = advance(graph, model.decoder, graph.op("Gather", graph.constant(model.target_embedding.weight), tokens))
     if config.attention != "none":
         own = _attend(graph, model, own)
     elif model.combine is not None:
