@@ -16,7 +16,7 @@ from thalweg.energies import Monotonic, MonotonicConfig, Seq2SeqConfig
 from thalweg.errors import ConfigError
 from thalweg.tasks import build_config, load, train
 from thalweg.tasks.registry import task_named
-from thalweg.tasks.transduce.choosing import FEW, choose_model, order_of
+from thalweg.tasks.transduce.choosing import FEW, MANY, choose_model, order_of
 from thalweg.tasks.transduce.ensembles import open_runs
 from thalweg.tasks.transduce.onnx_export import export_onnx
 from thalweg.tasks.transduce.presets import AutoConfig
@@ -70,6 +70,12 @@ def test_the_order_of_nearly_nothing():
             False,
             MonotonicConfig(dropout=0.2, spelling=False),
             "in 2,001 pairs;",
+        ),
+        (
+            [Example(word, doubled(word)) for word in words(1000)] * (MANY // 1000),
+            False,
+            Seq2SeqConfig(hidden=256, dropout=0.2),
+            "20,000 pairs teach",
         ),
     ],
 )

@@ -16,6 +16,8 @@ from thalweg.tasks.transduce.presets import FAMILY_TRAINING, AutoConfig
 
 # Pairs up to which symbols share vectors and dropout is that for few pairs: from 800 both help, from 8,000 both hurt.
 FEW = 2000
+# Pairs from which on a wide model that learns where to look makes fewer errors than a monotonic one of any width.
+MANY = 20_000
 # Of `order`: monotone data have 0.5 to 1, reversed ones the same with a minus, unrelated ones about 0.
 _ALONG = 0.4
 # Source symbols times target symbols of a pair, on average: what its training step keeps in memory grows with it.
@@ -60,10 +62,6 @@ def order_of(examples: Sequence[Example]) -> float:
     return float(np.corrcoef(np.array(places).T)[0, 1]) if spread.min() > 0 else 0.0
 
 
-def _monotonic(pairs: int) -> MonotonicConfig:
-    return MonotonicConfig() if pairs <= FEW else MonotonicConfig(dropout=0.2, spelling=False)
-
-
 def choose_model(config: TransduceConfig, examples: Sequence[Example], *, tagged: bool) -> tuple[TransduceConfig, str]:
     """The config with a model in place of ``auto``, and what was picked and why, in a line; others as they are.
 
@@ -81,17 +79,21 @@ def choose_model(config: TransduceConfig, examples: Sequence[Example], *, tagged
     cells = sum((len(x.source) + 1) * (len(x.target) + 1) for x in examples) / max(1, len(examples))
     order = 0.0 if tagged else order_of(examples)
     count = f"{len(examples):,} pairs"
+    along = f"targets run along their sources ({order:.2f}) in {count}"
+    model: Seq2SeqConfig | MonotonicConfig = Seq2SeqConfig()
     if tagged:
-        name, why = "lstm-attention", f"tags stand before the sources of {count}"
+        why = f"tags stand before the sources of {count}"
     elif order < _ALONG:
-        name, why = "lstm-attention", f"no common order of sources and targets ({order:.2f}) in {count}"
+        why = f"no common order of sources and targets ({order:.2f}) in {count}"
     elif cells > _CELLS:
-        name, why = "lstm-attention", f"{count} are long ({cells:,.0f} cells each)"
+        why = f"{count} are long ({cells:,.0f} cells each)"
+    elif len(examples) >= MANY:
+        model, why = Seq2SeqConfig(hidden=256, dropout=0.2), f"{count} teach 256 units where to look"
+    elif len(examples) > FEW:
+        model, why = MonotonicConfig(dropout=0.2, spelling=False), along
     else:
-        few = ", and the pairs are few" if len(examples) <= FEW else ""
-        name, why = "monotonic", f"targets run along their sources ({order:.2f}) in {count}{few}"
-    model = _monotonic(len(examples)) if name == "monotonic" else Seq2SeqConfig()
-    family = "monotonic" if name == "monotonic" else "recurrent"
+        model, why = MonotonicConfig(), f"{along}, and the pairs are few"
+    family, name = ("monotonic", "monotonic") if isinstance(model, MonotonicConfig) else ("recurrent", "lstm-attention")
     usual, how = TrainingConfig(), config.training
     brought = {key: value for key, value in FAMILY_TRAINING[family].items() if getattr(how, key) == getattr(usual, key)}
     config = dataclasses.replace(config, model=model, training=dataclasses.replace(how, **brought))
