@@ -22,6 +22,9 @@ from pathlib import Path
 from statistics import fmean
 
 
+MODELS = ("auto", "lstm-attention", "monotonic", "monotonic-zeroth", "transformer", "transformer-rotary")
+
+
 @dataclass(frozen=True)
 class Cell:
     """One training: a language of a level, a model as it is written, a seed."""
@@ -103,7 +106,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--levels", default="low,medium,high")
     parser.add_argument("--languages", default="", help="some of them, by comma; all that are there by default")
-    parser.add_argument("--models", default="lstm-attention,monotonic,monotonic-zeroth,transformer,transformer-rotary")
+    parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--device", default="auto")
