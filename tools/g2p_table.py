@@ -21,7 +21,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 
-
 MODELS = ("auto", "lstm-attention", "monotonic", "monotonic-zeroth", "transformer", "transformer-rotary")
 
 
