@@ -75,20 +75,6 @@ def test_answers_are_those_of_the_ordinary_search(order: Any, cell: Any, layers:
         assert_equal_searches(model, sources(count), width)
 
 
-@pytest.mark.parametrize("level", ["baseline", "avx2", "avx512"])
-def test_every_level_of_instructions(level: str) -> None:
-    known = ["baseline", "avx2", "avx512"]
-    if known.index(level) > known.index(kernels.best_level()):
-        pytest.skip(f"this processor has no {level}")
-    before = kernels.level()
-    kernels.set_level(level)
-    try:
-        for order, size in (("first", 9), ("edits", 17), ("zeroth", 40)):
-            assert_equal_searches(model_of(replace(SMALL, order=order), size=size), sources(9, 12), 4)
-    finally:
-        kernels.set_level(before)
-
-
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(

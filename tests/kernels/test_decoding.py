@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from contracts.threads import one_thread
-from thalweg.energies import Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
+from thalweg.energies import Monotonic, MonotonicConfig, Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
 from thalweg.errors import ShapeError
 from thalweg.inference import Hypotheses, beam_search
 from thalweg.layers.padded import Padded
@@ -110,6 +110,19 @@ def test_cells_at_every_level(level: str, hidden: int, attention: Any, cell: Any
     model.decoder.core.requires_grad_(False)
     for weight in model.decoder.core.parameters():
         weight.mul_(5.0)  # gates that are open or shut
+    check(model)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(("hidden", "size"), [(20, 9), (33, 40)])
+@pytest.mark.parametrize("order", ["zeroth", "first", "edits"])
+def test_readers_at_every_level(level: str, order: Any, hidden: int, size: int) -> None:
+    torch.manual_seed(0)
+    config = MonotonicConfig(order=order, hidden=hidden, embedding=7, jumps=3, decoder_layers=2)
+    model = Monotonic(config, source_size=11, target_size=size).eval()
+    check(model)
+    for layer in (model.pull, model.output):
+        layer.weight.data.mul_(8.0)  # readers who know where they are
     check(model)
 
 
