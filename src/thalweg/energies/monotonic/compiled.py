@@ -49,16 +49,15 @@ def compiled_plan(model: Monotonic, source: Padded) -> CompiledPlan | None:
 
     def search(first: int, last: int, request: Any) -> tuple[Any, ...]:
         if isinstance(embedding, SpeltEmbedding) and isinstance(output, SpeltLinear):
-            made = _made(
-                model, ops, embedding.whole(), output.whole()
-            )  # anew, as what they are made of may have changed
+            # Anew, as what they are made of may have changed.
+            made = _made(model, ops, embedding.whole(), output.whole())
         else:
             addresses = tuple(x.data_ptr() for x in model.parameters())
             made = kept(model, addresses, lambda: _made(model, ops, embedding.weight, output.weight))
         memory, mask = model.encode(source.part(first, last))
         return made.search(request, lengths=ops.array(mask.sum(1)), memory=ops.array(memory[mask]))
 
-    # A row keeps its states, and the symbols of every position, however many steps there are; few take less than 16.
+    # A row keeps its states, and the symbols of every position, however many steps there are; few take less than 4.
     places = int(source.lengths.max()) + 1
     row = 4 * (model.config.decoder_layers * 9 * model.config.hidden + 2 * places * (model.vocab_size + 1))
-    return CompiledPlan(source.size, math.inf, 16 + row // 16, model.never + model.unread, None, search)
+    return CompiledPlan(source.size, math.inf, 16 + row // 4, model.never + model.unread, None, search)
