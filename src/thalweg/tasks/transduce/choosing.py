@@ -14,8 +14,8 @@ from thalweg.learning.settings import TrainingConfig
 from thalweg.tasks.transduce.config import TransduceConfig
 from thalweg.tasks.transduce.presets import FAMILY_TRAINING, AutoConfig
 
-# Pairs up to which symbols share vectors and dropout is high: with 800 both help, with 8,000 such dropout costs much and
-# sharing gains nothing.
+# Pairs up to which symbols share vectors and dropout is high: with 800 both help, with 8,000 such dropout costs much
+# and sharing gains nothing.
 FEW = 2000
 # Pairs from which on a wide model that learns where to look makes fewer errors than a monotonic one of any width.
 MANY = 20_000
