@@ -72,3 +72,14 @@ def shared_data() -> Path:
         source = "THALWEG_DATA names" if named else "THALWEG_DATA is not set and the default is"
         pytest.skip(f"no data: {source} `{root}`, which is not a folder")
     return root
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Every call is shared out between two threads, however small."""
+    kernels = pytest.importorskip("thalweg._kernels")
+    before, least = torch.get_num_threads(), kernels.set_least_operations(1)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+    kernels.set_least_operations(least)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from contracts.compiled_searches import assert_equal_searches, compiled, sources
 from thalweg.energies import Monotonic, MonotonicConfig
 from thalweg.errors import ThalwegError
-from thalweg.inference import Hypotheses, beam_search
+from thalweg.inference import beam_search
 from thalweg.inference.search import compiled as module
 from thalweg.inference.search.compiled import compiled_search
 from thalweg.inference.search.graph_replay import Request
@@ -22,16 +23,6 @@ ORDERS = ("zeroth", "first", "edits")
 SPELT = spellings(["", "", "", "", *"abcde", "á", "ab"]), spellings(["", "", "", "", *"abcd", "á"])
 
 
-@pytest.fixture
-def two_threads():
-    """Every piece of work is shared between two threads, however small."""
-    before, least = torch.get_num_threads(), kernels.set_least_operations(1)
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-    kernels.set_least_operations(least)
-
-
 def model_of(config: MonotonicConfig, seed: int = 0, *, spelt: Any = None, size: int = 9) -> Monotonic:
     torch.manual_seed(seed)
     model = Monotonic(config, source_size=11, target_size=size, spelt=spelt).eval()
@@ -39,30 +30,6 @@ def model_of(config: MonotonicConfig, seed: int = 0, *, spelt: Any = None, size:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
     return model
-
-
-def sources(count: int, longest: int = 7, seed: int = 0) -> Padded:
-    draw = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, longest + 1, (count,), generator=draw)
-    lengths[0] = longest
-    mask = torch.arange(longest) < lengths[:, None]
-    return Padded(torch.randint(4, 11, mask.shape, generator=draw).where(mask, 1), lengths, mask)
-
-
-def compiled(model: Monotonic, source: Padded, width: int, **wish: Any) -> Hypotheses:
-    names = {"k": width, "max_length": 8, "min_length": 0, "length_penalty": 0.0} | wish
-    found = compiled_search(model, source, Request(width, *names.values()))
-    assert found is not None
-    return found
-
-
-def assert_equal_searches(model: Monotonic, source: Padded, width: int, **wish: Any) -> None:
-    """A limit on the rows is a wish that only the ordinary search knows."""
-    got = compiled(model, source, width, **wish)
-    expected = beam_search(model, source, rows_at_once=9999, width=width, **{"max_length": 8, **wish})
-    for name in ("tokens", "lengths", "finished", "optimal"):
-        assert torch.equal(getattr(got, name), getattr(expected, name)), name
-    torch.testing.assert_close(got.scores, expected.scores, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("spelt", [None, SPELT], ids=["plain", "spelt"])
@@ -129,6 +96,7 @@ def test_changed_weights_are_seen(spelt: Any) -> None:
     compiled(model, source, 3)
     with torch.no_grad():
         model.output.bias.add_(torch.randn(9))
+    model.never[5] = -math.inf
     model.target_embedding.weight.data.mul_(0.5)  # which no counter of torch's tells
     assert_equal_searches(model, source, 3)
     for parameter in model.parameters():

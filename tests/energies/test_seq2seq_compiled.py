@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -13,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from contracts.compiled_searches import assert_equal_searches, assert_same, compiled, ordinary, sources
 from thalweg.energies import Seq2Seq, Seq2SeqConfig
 from thalweg.errors import ThalwegError
-from thalweg.inference import Hypotheses, beam_search, greedy
+from thalweg.inference import beam_search, greedy
 from thalweg.inference.search import compiled as module
 from thalweg.inference.search.compiled import compiled_search
 from thalweg.inference.search.graph_replay import Request
@@ -26,16 +26,6 @@ SMALL = Seq2SeqConfig(hidden=20, embedding=12)
 CELLS, SCORES = ("lstm", "gru", "gru-reset-before"), ("additive", "dot", "general", "none")
 
 
-@pytest.fixture
-def shared_out() -> Iterator[None]:
-    """Two threads, and every piece of work is shared between them, however small."""
-    before, least = torch.get_num_threads(), kernels.set_least_operations(1)
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-    kernels.set_least_operations(least)
-
-
 def model_of(config: Seq2SeqConfig, seed: int = 0, size: int = 9) -> Seq2Seq:
     torch.manual_seed(seed)
     model = Seq2Seq(config, source_size=11, target_size=size).eval()
@@ -43,42 +33,6 @@ def model_of(config: Seq2SeqConfig, seed: int = 0, size: int = 9) -> Seq2Seq:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
     return model
-
-
-def sources(count: int, longest: int = 7, seed: int = 0) -> Padded:
-    draw = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, longest + 1, (count,), generator=draw)
-    lengths[0] = longest
-    mask = torch.arange(longest) < lengths[:, None]
-    return Padded(torch.randint(4, 11, mask.shape, generator=draw).where(mask, 1), lengths, mask)
-
-
-def compiled(model: Seq2Seq, source: Padded, width: int, **wish: Any) -> Hypotheses:
-    request = Request(
-        width,
-        wish.get("k", width),
-        wish.get("max_length", 8),
-        wish.get("min_length", 0),
-        wish.get("length_penalty", 0.0),
-    )
-    found = compiled_search(model, source, request)
-    assert found is not None
-    return found
-
-
-def ordinary(model: Seq2Seq, source: Padded, width: int, **wish: Any) -> Hypotheses:
-    """A limit on the rows is a wish that only the ordinary search knows."""
-    return beam_search(model, source, rows_at_once=9999, width=width, **{"max_length": 8, **wish})
-
-
-def assert_same(got: Hypotheses, expected: Hypotheses) -> None:
-    for name in ("tokens", "lengths", "finished", "optimal"):
-        assert torch.equal(getattr(got, name), getattr(expected, name)), name
-    torch.testing.assert_close(got.scores, expected.scores, atol=1e-5, rtol=1e-5)
-
-
-def assert_equal_searches(model: Seq2Seq, source: Padded, width: int, **wish: Any) -> None:
-    assert_same(compiled(model, source, width, **wish), ordinary(model, source, width, **wish))
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -121,7 +75,7 @@ def test_shapes_of_models(cell: Any, more: dict[str, Any]) -> None:
         assert_equal_searches(model, sources(count), width)
 
 
-@pytest.mark.usefixtures("shared_out")
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize(
     "wish",
     [
@@ -136,7 +90,7 @@ def test_wishes(wish: dict[str, Any]) -> None:
     assert_equal_searches(model_of(SMALL), sources(5), **wish)
 
 
-@pytest.mark.usefixtures("shared_out")
+@pytest.mark.usefixtures("two_threads")
 def test_many_rows_that_end_at_all_times() -> None:
     model, source = model_of(replace(SMALL, hidden=32), seed=2, size=30), sources(70, longest=11)
     with torch.no_grad():
@@ -216,7 +170,7 @@ def test_weights_changed_in_place_are_seen_and_moved_ones_too() -> None:
     assert_equal_searches(model, source, 3)
 
 
-@pytest.mark.usefixtures("shared_out")
+@pytest.mark.usefixtures("two_threads")
 def test_several_threads_at_once() -> None:
     model = model_of(SMALL)
     batches = [sources(2, seed=n) for n in range(8)]

@@ -85,11 +85,11 @@ def recurrent() -> dict[str, Any]:
 def monotonic(walks: bool = False) -> dict[str, Any]:
     parts = {"cell": "lstm", "target_embedding": f4(N, D), "decoder": [cell()], "join": linear(3, 3)}
     parts |= {"pull": linear(2 if walks else 1, 3), "jumps": None if walks else linear(2, 3), "output": linear(N, 3)}
-    return parts | {"never": f4(N), "walks": walks}
+    return parts | {"walks": walks}
 
 
 def places() -> dict[str, Any]:
-    return {"request": kernels.Request(**request()), "lengths": i8(3, 2), "memory": f4(5, 3)}
+    return {"request": kernels.Request(**request()), "lengths": i8(3, 2), "memory": f4(5, 3), "never": f4(N)}
 
 
 def block() -> dict[str, Any]:

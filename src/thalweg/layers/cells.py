@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from thalweg.kernels import dispatch
 from thalweg.layers.low_precision import ReducedLinear
+from thalweg.layers.padded import Padded, checked
 from thalweg.layers.recurrent import Recurrent, ResetBeforeGRU
 
 
@@ -37,3 +39,12 @@ def lies_plainly(model: nn.Module) -> bool:
     if any(isinstance(part, ReducedLinear) for part in model.modules()):  # few of its weights are linear layers'
         return False
     return all(x.dtype is torch.float32 and x.is_cpu and x.is_contiguous() for x in model.parameters())
+
+
+def read_in_place(model: Any, source: Padded) -> tuple[Any, Padded] | None:
+    """The kernels that search such a model, and its sources, looked at; None where they cannot, and for no sources."""
+    ops = dispatch.search_kernels(model.output.weight.device)
+    if ops is None or not lies_plainly(model):
+        return None
+    source = checked(source, model.source_embedding.num_embeddings)
+    return (ops, source) if source.size and source.tokens.is_cpu else None

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from thalweg.energies.monotonic.alignments import NEVER
 from thalweg.inference.search.compiled import CompiledPlan, kept
-from thalweg.kernels import dispatch
-from thalweg.layers.cells import cell_of, lies_plainly
-from thalweg.layers.padded import Padded, checked
+from thalweg.layers.cells import cell_of, read_in_place
+from thalweg.layers.padded import Padded
 from thalweg.layers.spelling import SpeltEmbedding, SpeltLinear
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ def _made(model: Monotonic, ops: Any, embedding: Tensor, output: Tensor) -> Any:
         pull=linear(model.pull.weight, model.pull.bias),
         jumps=None if model.jumps is None else linear(model.jumps.weight, model.jumps.bias),
         output=linear(output, model.output.bias),
-        never=ops.array(model.never.clamp(min=NEVER)),
         walks=model.config.order == "edits",
     )
 
@@ -39,12 +37,10 @@ def compiled_plan(model: Monotonic, source: Padded) -> CompiledPlan | None:
 
     The encoder runs by itself before it: all its positions are known.
     """
-    ops: Any = dispatch.search_kernels(model.output.weight.device)
-    if ops is None or not lies_plainly(model):
+    offer = read_in_place(model, source)
+    if offer is None:
         return None
-    source = checked(source, model.source_embedding.num_embeddings)
-    if not source.size or not source.tokens.is_cpu:
-        return None
+    ops, source = offer
     embedding, output = model.target_embedding, model.output
 
     def search(first: int, last: int, request: Any) -> tuple[Any, ...]:
@@ -55,7 +51,8 @@ def compiled_plan(model: Monotonic, source: Padded) -> CompiledPlan | None:
             addresses = tuple(x.data_ptr() for x in model.parameters())
             made = kept(model, addresses, lambda: _made(model, ops, embedding.weight, output.weight))
         memory, mask = model.encode(source.part(first, last))
-        return made.search(request, lengths=ops.array(mask.sum(1)), memory=ops.array(memory[mask]))
+        read = {"lengths": mask.sum(1), "memory": memory[mask], "never": model.never.clamp(min=NEVER)}
+        return made.search(request, **{name: ops.array(x) for name, x in read.items()})
 
     # A row keeps its states, and the symbols of every position, however many steps there are; few take less than 4.
     places = int(source.lengths.max()) + 1

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from thalweg.inference.search.compiled import CompiledPlan, kept
-from thalweg.kernels import dispatch
-from thalweg.layers.cells import cell_of, lies_plainly
-from thalweg.layers.padded import Padded, checked
+from thalweg.layers.cells import cell_of, read_in_place
+from thalweg.layers.padded import Padded
 
 if TYPE_CHECKING:
     from thalweg.energies.seq2seq.model import Seq2Seq
@@ -46,11 +45,6 @@ def _made(model: Seq2Seq, ops: Any) -> Any:
     )
 
 
-def _serves(model: Seq2Seq) -> bool:
-    """Whether the model is one that is searched so: float32 in evaluation mode, softmax, gated cells alone."""
-    return model.config.has_softmax and model.config.has_bare_gates and lies_plainly(model)
-
-
 def _symbols(model: Seq2Seq, source: Padded) -> Tensor:
     """All symbols of the sources, one after the other, in the order in which they are read."""
     tokens, lengths, mask = source
@@ -62,12 +56,10 @@ def _symbols(model: Seq2Seq, source: Padded) -> Tensor:
 
 def compiled_plan(model: Seq2Seq, source: Padded) -> CompiledPlan | None:
     """How the model would search the sources in one call, or None where it cannot."""
-    ops: Any = dispatch.search_kernels(model.output.weight.device)
-    if ops is None or not _serves(model):
+    offer = read_in_place(model, source) if model.config.has_softmax and model.config.has_bare_gates else None
+    if offer is None:
         return None
-    source = checked(source, model.source_embedding.num_embeddings)
-    if not source.size or not source.tokens.is_cpu:
-        return None
+    ops, source = offer
     config = model.config
 
     def search(first: int, last: int, request: Any) -> tuple[Any, ...]:

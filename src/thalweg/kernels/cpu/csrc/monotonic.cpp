@@ -26,7 +26,6 @@ struct Monotonic {
     Linear pull;    // of each place: a score, or with `walks` those of staying and of skipping
     SomeMap jumps;  // scores of lengths 0 ... J - 1 of a jump, the last of all longer ones too
     Linear output;
-    Kept<1> never;  // (V,) is added to the scores of symbols at a place
     bool walks;
 
     int64_t hidden() const { return decoder[0].past.inner(); }
@@ -40,18 +39,20 @@ struct Monotonic {
         if (walks && jumps) throw ShapeError("a reader who walks has no `jumps`");
         if (jumps) jumps->expect("jumps", H, jumps->outer());
         if (jumps && jumps->outer() < 1) throw ShapeError("`jumps` must score one length at least");
-        output.expect("output", H, never.shape[0]);
+        expect_width("output", output.inner(), H);
     }
 };
 
 struct Sources {
     Array<const int64_t, 1> lengths;  // (B,) places of each source, its end included
     Array<const float, 2> memory;     // (N, H) of all places, one source after the other
+    Kept<1> never;                    // (V,) is added to the scores of symbols at a place
     std::vector<int64_t> starts{};
 
     void check(const Monotonic& model, const Request& request) {
         starts = starts_of(lengths, memory.shape[0]);
         expect("memory", memory, {starts.back(), model.hidden()});
+        expect_width("never", never.shape[0], model.output.outer());
         request.expect_symbols(model.target_embedding, model.output);
     }
 };
@@ -97,7 +98,7 @@ class Reader : public Steps {
         if (model_.walks) walk(belief, pulls, count, places);
         else leap(belief, pulls, jumps, weights, count, places);
         model_.output(z, count, symbols, 1);
-        for (int64_t s = 0; s < count; ++s) decoding().log_softmax(symbols + s * V_, model_.never.data, V_);
+        for (int64_t s = 0; s < count; ++s) decoding().log_softmax(symbols + s * V_, s_.never.data, V_);
         decoding().mixture(places, symbols, count, V_, logits);
     }
 
@@ -153,16 +154,16 @@ void add_monotonic(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<Monotonic>(m, "Monotonic", "A decoder with hard monotonic attention, ready to be searched.")
         .def("__init__",
-             &init<Monotonic, std::string, Kept<2>, std::vector<Cell>, Linear, Linear, SomeMap, Linear, Kept<1>, bool>,
+             &init<Monotonic, std::string, Kept<2>, std::vector<Cell>, Linear, Linear, SomeMap, Linear, bool>,
              nb::kw_only(), "cell"_a, "target_embedding"_a, "decoder"_a, "join"_a, "pull"_a, "jumps"_a, "output"_a,
-             "never"_a, "walks"_a)
+             "walks"_a)
         .def("search", [](const Monotonic& self, const Request& request, Array<const int64_t, 1> lengths,
-                          Array<const float, 2> memory) {
-                Sources sources{lengths, memory};
+                          Array<const float, 2> memory, Kept<1> never) {
+                Sources sources{lengths, memory, never};
                 sources.check(self, request);
                 return search(request, lengths.shape[0], [&] { return std::make_unique<Reader>(self, sources, request); });
             },
-            "request"_a, nb::kw_only(), "lengths"_a, "memory"_a);
+            "request"_a, nb::kw_only(), "lengths"_a, "memory"_a, "never"_a);
 }
 
 }  // namespace thalweg
