@@ -102,15 +102,14 @@ class Reader : public Steps {
         decoding().mixture(places, symbols, count, V_, logits);
     }
 
-    // Probabilities of having been at each place before this step.
+    // Probabilities of having been at each place before this step, beside the highest: logits may have any sum.
     void believe(const Rows& rows, int64_t r, int64_t count, float* belief) const {
         std::fill_n(belief, count, 0.0f);
         if (!rows.step) return void(belief[0] = 1.0f);
         const float *places = at(before_, rows.parents[r]), *symbols = places + S_ + rows.tokens[r];
-        float top = -std::numeric_limits<float>::infinity(), total = 0.0f;
+        float top = -std::numeric_limits<float>::infinity();
         for (int64_t s = 0; s < count; ++s) top = std::max(top, belief[s] = places[s] + symbols[s * V_]);
-        for (int64_t s = 0; s < count; ++s) total += belief[s] = std::exp(belief[s] - top);
-        for (int64_t s = 0; s < count; ++s) belief[s] /= total;
+        for (int64_t s = 0; s < count; ++s) belief[s] = std::exp(belief[s] - top);
     }
 
     // p(j | i) ~ exp(pull_j + jump_i(j - i)) for j >= i.
